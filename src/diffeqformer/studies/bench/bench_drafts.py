@@ -1,4 +1,4 @@
-"""`bench drafts`: self-speculative decoding beside plain decoding, of one trained checkpoint."""
+"""`bench drafts`: self-speculative decoding against plain decoding, of one trained checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
 
 PROMPTS, PROMPT = 8, 16
-"""How many, and tokens of each."""
+"""Number of prompts, and tokens in each."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class Arguments(b.Timed):
     draft_steps: str = "2,3,4"
     """Depths of the draft models."""
     draft_length: str = "4,8,12"
-    """Tokens of a draft."""
+    """Tokens per draft."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time decoding of the run's own validation text.
+    """Time decoding of prompts from the run's own validation text.
 
-    **Raises:** `BadInput` without a run, for numbers that are none, or as `compare_drafts`.
+    **Raises:** `BadInput` without a run, or for invalid numbers; also as `compare_drafts`.
     """
     if not arguments.run:
         raise BadInput("`bench drafts` needs a trained run: name its folder with --run.")
@@ -70,18 +70,18 @@ def compare_drafts(
     rounds: int,
     progress: Progress,
 ) -> list[b.Document]:
-    """Time greedy text at one depth, plainly and with drafts of several depths and lengths, one prompt at a time.
+    """Time greedy decoding at one depth, plainly and with drafts of several depths and lengths, one prompt at a time.
 
-    The weights of all depths are populated before.
+    The weights of all depths are populated beforehand.
 
-    **Arguments:** `model`, trained; `text`, token ids that prompts of 16 are cut from, evenly apart; `steps`, the depth
-    of the text; `draft_steps`, `draft_lengths`, of the drafts, each with each; `rounds`, as for `take_turns`.
+    **Arguments:** `model`, trained; `text`, token ids that evenly spaced prompts of 16 are cut from; `steps`, the depth
+    of the text; `draft_steps` and `draft_lengths`, combined in every way; `rounds`, as for `take_turns`.
 
-    **Returns:** one row per way, plain first: the numbers of `summary` (ratios to plain), tokens per second, and of
+    **Returns:** one row per way, plain first: the numbers of `summary` (ratios to plain), tokens per second, and for
     drafts the share of accepted tokens, new tokens per verification by the target model, and the share of prompts whose
     text is the plain one's (equal up to logits that tie within rounding).
 
-    **Raises:** `BadInput` for a context too short, or as `speculate`.
+    **Raises:** `BadInput` for a context too short; also as `speculate`.
     """
     import jax
     import jax.numpy as jnp

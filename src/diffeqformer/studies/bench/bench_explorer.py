@@ -1,4 +1,4 @@
-"""`bench explorer`: how long the explorer takes to answer when its dial is turned, at GPT-2 small's size."""
+"""`bench explorer`: the explorer's response time when its dial is turned, at GPT-2 small's size."""
 
 import dataclasses
 import itertools
@@ -22,7 +22,7 @@ GPT_SMALL = dataclasses.replace(
 STEPS = (6, 12, 24)
 TOKENS = 32
 MARK = 1.0
-"""Seconds until the prediction is there, up to the most steps."""
+"""Target: most seconds until the prediction is there, at every number of steps."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class Arguments(b.Timed):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time turns to some numbers of steps."""
+    """Time turns to several numbers of steps."""
     return BENCHMARK.measured(arguments, **turns(GPT_SMALL, arguments.rounds, progress))
 
 
 def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps: Sequence[int] = STEPS) -> b.Document:
-    """Time what a turn asks for in its two parts: the weights, all steps and the prediction at the end (`prediction`);
-    then the predictions after every step, and one cell (`grid`).
+    """Time the two parts of a turn: the weights, all steps and the prediction at the end (`prediction`); then the
+    predictions after every step, and one cell (`grid`).
 
-    **Returns:** sizes, tokens, and one row per number of steps and `part`: the numbers of `summary`, against the
-    prediction at the fewest steps, and processor time in seconds.
+    **Returns:** sizes, tokens, and one row per number of steps and `part`: the numbers of `summary`, ratios to the
+    prediction at the first of `steps`, and processor time in seconds.
     """
     import jax
 
@@ -52,7 +52,7 @@ def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps:
 
     built = build(model, jax.random.key(0))
     ids = np.random.default_rng(0).integers(0, model.vocabulary or 0, TOKENS, dtype=np.int32)
-    # Another number of steps each time, as the dial gives them.
+    # The number of steps changes each time, as when the dial is turned.
     near = {number: itertools.cycle((number, number - 1)) for number in steps}
     taken: dict[int, Walk] = {}
 
@@ -76,7 +76,7 @@ def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps:
         part(number)
         used[name].append(time.process_time() - began)
 
-    # A grid is that of the prediction before it.
+    # Not shuffled: a grid belongs to the prediction before it.
     seconds = b.take_turns({name: partial(once, name) for name in ways}, rounds, progress, shuffled=False)
     rows = [
         {

@@ -1,4 +1,4 @@
-"""`bench finetune`: an update of a populated model, in full and by LoRA, beside the vanilla transformer's."""
+"""`bench finetune`: an update of a populated model, in full and by LoRA, against the vanilla transformer's."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Arguments(b.Timed):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time each way to fine-tune the model of `bench train`."""
+    """Time every way to fine-tune the model of `bench train`."""
     rows = compare_finetuning(STANDARD, arguments.rounds, progress)
     return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), rows=rows)
 
@@ -29,7 +29,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[b.Document]:
     """Time one update of each way to fine-tune the model of `config`, and one of the vanilla transformer of its size.
 
-    **Returns:** one row per way: the numbers of `summary` (ratios to the vanilla one's), and bytes of the optimiser's
+    **Returns:** one row per way: the numbers of `summary` (ratios to the vanilla update), and bytes of the optimiser's
     state and of compiled temporaries.
     """
     from diffeqformer.model.adapt import adapted_config

@@ -1,4 +1,4 @@
-"""`bench generate`: greedy text of a populated model beside the vanilla one's and Transformers'."""
+"""`bench generate`: greedy decoding of a populated model, against the vanilla one and Transformers."""
 
 import tempfile
 from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
 
 BATCHES, PROMPT, NEW = (1, 8), 16, 200
-"""Prompts at a time, tokens of each, and new tokens."""
+"""Prompts at a time, tokens per prompt, and new tokens."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Arguments(b.Timed):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time greedy text of the model of `bench train`."""
+    """Time greedy decoding of the model of `bench train`."""
     rows = compare_generation(STANDARD.model, arguments.rounds, progress)
     return BENCHMARK.measured(arguments, sizes=b.sizes_of_model(STANDARD.model), new_tokens=NEW, rows=rows)
 
@@ -40,12 +40,12 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def compare_generation(
     config: ModelConfig, rounds: int, progress: Progress, *, batches: tuple[int, ...] = BATCHES, new_tokens: int = NEW
 ) -> list[b.Document]:
-    """Time greedy generation with a key-value cache, by this library and, if torch is there, by Transformers.
+    """Time greedy generation with a key-value cache, by this library and, if torch is installed, by Transformers.
 
-    **Arguments:** `config`, of a continuous model; its vanilla twin runs beside it, both with random weights;
-    `batches`, numbers of prompts at a time; `new_tokens`, of each.
+    **Arguments:** `config`, of a continuous model, which is compared with its vanilla twin, both with random weights;
+    `batches`, numbers of prompts at a time; `new_tokens` per prompt.
 
-    **Returns:** one row per model, library and batch: the numbers of `summary` (ratios to our vanilla model's), and
+    **Returns:** one row per model, library and batch: the numbers of `summary` (ratios to our vanilla model), and
     tokens per second.
     """
     import jax
@@ -79,7 +79,7 @@ def compare_generation(
 
 
 def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Callable[[np.ndarray, int], b.Once]":
-    """The model in Transformers, as `export` writes it."""
+    """Load the model in Transformers, as exported by `export`."""
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
@@ -88,7 +88,7 @@ def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Ca
     from diffeqformer.runs.opening import Run
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
-    # `export` needs one: 256 bytes and the end of text are the fewest entries.
+    # `export` needs a tokenizer: 256 bytes and the end of text are the fewest entries.
     tokenizer = train_tokenizer(["text"], 257)
     assert vocabulary_size(tokenizer) <= (model.config.vocabulary or 0)
     export(Run(folder, Config(model=model.config), tokenizer, model, 0), folder, progress=progress)
@@ -108,7 +108,7 @@ def _exported(model: "Transformer", stack: ExitStack, progress: Progress) -> "Ca
 
 
 def marks(document: b.Document) -> list[str]:
-    """Our tokens per second over those of Transformers."""
+    """State whether our tokens per second reach those of Transformers."""
     speed = {(row["model"], row["batch"], row["library"]): row["tokens_per_second"] for row in document["rows"]}
     said = []
     for (model, batch, library), theirs in speed.items():

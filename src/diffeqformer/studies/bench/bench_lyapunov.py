@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer
 
 GPT_SMALL = ModelConfig(width=768, steps=12, heads=12, context=1024, vocabulary=50257)
-"""Of the size of GPT-2 small; Euler steps, for which alone the dense way is written."""
+"""GPT-2 small's size, with Euler steps, the only ones that the dense way supports."""
 TOKENS, REPEATS, BATCH = 128, 5, 64
-"""Inputs; how often the fast way is timed; rows of a Jacobian at a time."""
+"""Inputs; repetitions of the fast way; rows of a Jacobian at a time."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Arguments(b.Kept):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time both ways at GPT-2 small's size."""
+    """Time the fast and the dense way at GPT-2 small's size."""
     return BENCHMARK.measured(arguments, **compare_lyapunov(progress))
 
 
@@ -43,11 +43,11 @@ def compare_lyapunov(progress: Progress) -> b.Document:
     The dense way forms `dF_j / dx` of the field at output j by all inputs with reverse mode, one vector-Jacobian
     product for each of its `width` rows, at every step, multiplies `I + dt J_ji` with the tangents and orthonormalises.
     It is given every advantage that keeps it dense and in reverse mode: M is differentiated at token j alone, rows are
-    taken `BATCH` at a time, and all of it is compiled. Both ways begin with the same random tangent, run the same
-    forward pass, and are timed without compiling; the dense way once. Making the weights is not timed.
+    taken `BATCH` at a time, and all of it is compiled. Both ways begin with the same random tangent and run the same
+    forward pass. Compilation and the making of the weights are not timed. The dense way is timed once.
 
     **Returns:** times in seconds, their ratio and its spread, the largest difference of exponents, and the temporary
-    memory planned by the compiler at `TOKENS` and at twice as many.
+    memory planned by the compiler at `TOKENS` and twice as many inputs.
     """
     import jax
     import jax.numpy as jnp
@@ -80,7 +80,8 @@ def compare_lyapunov(progress: Progress) -> b.Document:
 
 
 def _dense(model: "Transformer", ids: "Array", first: "Array") -> "Array":
-    """The paper's formula with whole Jacobians of the last output; Euler's method, one tangent or more."""
+    """Evaluate the paper's formula with whole Jacobians of the last output, by Euler's method, for one or more
+    tangents."""
     import jax
     import jax.numpy as jnp
     from jax import Array

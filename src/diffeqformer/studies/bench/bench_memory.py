@@ -1,4 +1,4 @@
-"""`bench memory`: what the ways to a gradient need beside the weights and their gradients."""
+"""`bench memory`: memory that each gradient method needs besides the weights and their gradients."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Weights = Literal["layer", "shared", "time"]
 BATCH = bench_train.STANDARD.trainer.batch_size
 BASE = "euler"
 STANDARD = dataclasses.replace(bench_train.STANDARD.model, scheme=ReversibleConfig(BASE))
-"""The model of `bench train`, by the one scheme that all methods differentiate."""
+"""The model of `bench train`, with the only scheme that all methods can differentiate."""
 METHODS = ("plain", "checkpointed", "recursive", "reversible")
 _FLOAT32 = 4
 
@@ -48,10 +48,10 @@ class Arguments(b.Kept):
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Compile the gradients of `STANDARD`.
 
-    **Raises:** `BadInput` for steps that are none.
+    **Raises:** `BadInput` for invalid steps.
     """
     steps = sorted(set(whole_numbers(arguments.steps, "--steps")))
-    # A kind given by name has default sizes, and `time` would lose STANDARD's.
+    # A kind given by name has default sizes, so `time` would lose those of STANDARD.
     model = dataclasses.replace(STANDARD, weights=arguments.weights) if arguments.weights != "time" else STANDARD
     sizes = {name: size for name, size in b.sizes_of_model(model).items() if name != "steps"} | {"batch": BATCH}
     return BENCHMARK.measured(
@@ -65,12 +65,12 @@ def gradient_memory(
 ) -> list[b.Document]:
     """Compile loss and gradient of `config` by each method and number of steps for this machine; nothing is run.
 
-    **Arguments:** `config`, with `vocabulary` set; `batch`, sequences per batch; `steps`, numbers of them.
+    **Arguments:** `config`, with `vocabulary` set; `batch`, sequences per batch; `steps`, numbers of steps.
 
-    **Returns:** one row each, in bytes: `weights`, parameters, which are arguments of the program; `gradients`, theirs,
-    which are results; `temporary`, what it needs besides; `generated`, how much of that is populated weights and their
-    gradients (for weights by layer and shared weights nothing: they are parameters); `peak`, weights, gradients and
-    temporaries together.
+    **Returns:** one row per method and number of steps: `weights_bytes`, the parameters, arguments of the program;
+    `gradients_bytes`, its results; `temporary_bytes`, what it needs besides; `generated_bytes`, the part of the
+    temporary memory that is populated weights and their gradients (none for layer and shared weights, which are
+    parameters); `peak_bytes`, weights, gradients and temporaries together.
     """
     rows, ways = [], list(product(methods, steps))
     with progress.stage("Compiling gradients", len(ways)) as stage:
@@ -102,14 +102,15 @@ def _row(config: ModelConfig, batch: int) -> b.Document:
 
 
 def growth(rows: Sequence[b.Row], method: str) -> tuple[int, int, float] | None:
-    """Fewest and most steps of a method, and its temporary memory at these over that at those; `None` if equal."""
+    """Return a method's fewest and most steps, and the ratio of its temporary memory at most steps to that at fewest;
+    `None` if both are equal."""
     found = {row["steps"]: row["temporary_bytes"] for row in rows if row["gradient"] == method}
     few, many = min(found, default=0), max(found, default=0)
     return (few, many, found[many] / found[few]) if few < many else None
 
 
 def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per method and number of steps."""
+    """Tabulate one row per method and number of steps."""
     plain = {row["steps"]: row["temporary_bytes"] for row in document["rows"] if row["gradient"] == "plain"}
     rows = tuple(
         (
@@ -129,7 +130,7 @@ def tables(document: b.Document) -> tuple[Table, ...]:
 
 
 def figures(document: b.Document) -> "tuple[Figure, ...]":
-    """Temporary memory over depth."""
+    """Draw temporary memory over depth."""
     from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Figure
 
@@ -139,7 +140,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
-    """Temporary memory of a gradient in MiB against the number of steps, a curve per method, both axes logarithmic."""
+    """Plot temporary memory of a gradient in MiB against the number of steps, a curve per method, on log-log axes."""
     from diffeqformer.report.figures import drawing, legend, log_axis, look
 
     methods = dict.fromkeys(row["gradient"] for row in rows)
@@ -156,7 +157,7 @@ def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":
 
 
 def marks(document: b.Document) -> list[str]:
-    """Whether the reversible gradient needs the same memory at any depth."""
+    """State whether the reversible gradient needs the same memory, within 10 %, at any depth."""
     if (found := growth(document["rows"], "reversible")) is None:
         return []
     few, many, ratio = found

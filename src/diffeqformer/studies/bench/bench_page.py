@@ -1,4 +1,4 @@
-"""`bench page`: one page in Markdown of the documents that `diffeqformer bench NAME --to FILE` leaves."""
+"""`bench page`: one Markdown page of the documents that `diffeqformer bench NAME --to FILE` writes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,15 +40,15 @@ class Arguments:
     """
 
     folder: Folder = "benchmarks"
-    """Where the documents are."""
+    """Folder of the documents."""
     to: File = ""
     """The .md file to write."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Read all documents: their headlines and figures one after the other.
+    """Read all documents, and collect their headlines and figures.
 
-    **Raises:** `BadInput` without a file to write, or as `read_documents`; `Damaged` as that.
+    **Raises:** `BadInput` without a file to write; also `BadInput` and `Damaged` as `read_documents`.
     """
     if not arguments.to:
         raise BadInput("`bench page` needs a file to write: name it with --to.")
@@ -65,9 +65,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, object]:
-    """Write the page, and beside it every figure as `STEM-NAME.png`.
+    """Write the page, and next to it every figure as `STEM-NAME.png`.
 
-    **Raises:** `RunFailed` if the disk refuses.
+    **Raises:** `RunFailed` if a file cannot be written.
     """
     from diffeqformer.report.figures import save
 
@@ -79,12 +79,12 @@ def write(result: Result, arguments: Arguments) -> dict[str, object]:
 
 
 def benchmark_of(name: str) -> Benchmark:
-    """How the documents of a benchmark are read."""
+    """Return the benchmark of this name."""
     return import_module(f"diffeqformer.studies.bench.bench_{name}").BENCHMARK
 
 
 def read_documents(folder: Path) -> dict[str, Document]:
-    """The documents of a folder by the name of the benchmark, in the order of the page.
+    """Read the documents of a folder, by name of the benchmark, in the order of the page.
 
     **Raises:** `BadInput` if there is none, or for a file that is the document of something else; `Damaged` for one
     that is not as it was written.
@@ -105,7 +105,7 @@ def read_documents(folder: Path) -> dict[str, Document]:
 
 
 def benchmark_page(documents: Mapping[str, Document], stem: str) -> str:
-    """The text of the page; the files of its figures begin with `stem`."""
+    """Write the Markdown of the page; the names of its figures' files begin with `stem`."""
     return "\n".join([INTRODUCTION, *(_section(name, document, stem) for name, document in documents.items())])
 
 
@@ -122,7 +122,7 @@ def _section(name: str, document: Document, stem: str) -> str:
 
 
 def _machine(document: Document) -> str:
-    """Where it was measured, and how often."""
+    """State where a document was measured, and how often."""
     there = document["machine"]
     versions = join([f"{NAMES[name]} {version}" for name, version in there["versions"].items()])
     devices = "" if there["device"] == "cpu" else f", {there['devices']} x {there['device']}"

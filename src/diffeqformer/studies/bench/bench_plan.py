@@ -1,4 +1,4 @@
-"""`bench plan`: what training would take on accelerators that are not here, by a roofline and the compiled program."""
+"""`bench plan`: estimated cost of training on accelerators not present, by a roofline and the compiled program."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,16 +31,16 @@ MODELS: Mapping[str, tuple[str, Values, int]] = {
     "gpt-small": ("gpt-small", {}, 16), "gpt-medium": ("gpt-medium", {}, 16), "llama-1b": ("llama-1b", {}, 4),
     "llama-7b": ("llama-1b", LLAMA_7B, 1),
 }  # fmt: skip
-"""By name the preset, what is different, and sequences on a device at a time."""
+"""For each name: the preset, its overrides, and the sequences on a device at a time."""
 WEIGHTS = ("time", "knots")
 MACHINE = 8
-"""Devices with links of their own among them; between machines there is the network."""
+"""Devices per machine, connected by links of their own; machines are connected by the network."""
 NETWORK = 50e9
-"""Bytes a second of each device between machines, in each direction: 400 Gb/s."""
+"""Bytes per second of each device between machines, in each direction: 400 Gb/s."""
 REACHED = 0.4
-"""Share of the peak that well-kept training code reaches of models of these sizes."""
+"""Share of the peak that well-tuned training code reaches for models of these sizes."""
 TOKENS = 20
-"""Per parameter of the populated model. Source: Hoffmann et al. 2022, arXiv:2203.15556."""
+"""Training tokens per parameter of the populated model. Source: Hoffmann et al. 2022, arXiv:2203.15556."""
 FULL = 0.6
 """Share of memory that weights, moments and gradients may take; the rest is for activations."""
 
@@ -55,17 +55,17 @@ class Arguments(b.Kept):
     card: str = "h100"
     """The accelerator."""
     models: str = ",".join(MODELS)
-    """Of gpt-small, gpt-medium, llama-1b and llama-7b, each with time-dependent weights and with knots."""
+    """Any of gpt-small, gpt-medium, llama-1b and llama-7b, each with time-dependent weights and with knots."""
     devices: str = "1,8,64,256"
-    """How many; above 8, multiples of 8."""
+    """Numbers of devices; above 8, multiples of 8."""
     price: Annotated[float, tyro.conf.arg(metavar="DOLLARS")] = setting(2.5, not_negative=True)
-    """Of one device for an hour."""
+    """Price of one device per hour."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Compile the updates for as many virtual devices, and count.
+    """Compile the updates for as many virtual devices, and count their costs.
 
-    **Raises:** `BadInput` for a card, a model or a number of devices that there is not.
+    **Raises:** `BadInput` for an unknown card or model, or an impossible number of devices.
     """
     if arguments.card not in DEVICES or DEVICES[arguments.card].link is None:
         linked = ", ".join(name for name, one in DEVICES.items() if one.link)
@@ -82,10 +82,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: Progress) -> list[b.Document]:
-    """Each model with each kind of weights on each number of devices.
+    """Plan each model with each kind of weights on each number of devices.
 
-    **Returns:** one row each: `model`, `weights`, `devices`, `data` and `fsdp` of the mesh (`None` if nothing fits),
-    and what an update takes, as `on_paper` has it.
+    **Returns:** one row for each: `model`, `weights`, `devices`, `data` and `fsdp` of the mesh (`None` if nothing
+    fits), and the costs of an update, as from `on_paper`.
     """
     todo = [(name, kind, count) for name in names for kind in WEIGHTS for count in counts]
     rows = []
@@ -101,10 +101,10 @@ def plan(names: Sequence[str], counts: Sequence[int], device: Device, progress: 
 
 
 def config_of(name: str, weights: str) -> Config:
-    """A model's config, with what one device has at a time as its batch.
+    """Return a model's config, with one device's sequences at a time as its batch.
 
-    The loss is in one block of positions: of several, each would have the gradient of the embedding reduced over all
-    devices by itself.
+    The loss is computed in one block of positions: with several, each block would reduce the gradient of the embedding
+    over all devices separately.
     """
     preset, different, sequences = MODELS[name]
     own = preset if weights == "knots" else f"diffeqformer-{preset}"
@@ -118,7 +118,7 @@ def config_of(name: str, weights: str) -> Config:
 
 
 def mesh_for(config: Config, devices: int, device: Device) -> tuple[int, int] | None:
-    """`data` and `fsdp`: weights are cut over as few devices as their state needs; `None` if it fits nowhere."""
+    """Return `data` and `fsdp`: weights are sharded over as few devices as their state needs; `None` if none fit."""
     from diffeqformer.runs.footprint import update_footprint
 
     for fsdp in (cut for cut in (2**power for power in range(11)) if cut <= devices and devices % cut == 0):
@@ -136,12 +136,12 @@ def _meshed(config: Config, mesh: tuple[int, int]) -> b.Document:
 
 
 def on_paper(config: Config, device: Device) -> b.Document:
-    """What an update takes: each of three bounds by itself, in seconds.
+    """Estimate the costs of an update, with three separate lower bounds on its time.
 
-    **Returns:** `tokens` of all devices; `compute`, the operations of `model.count.flops` at the card's peak; `memory`,
-    what `traffic` has at its bandwidth; `links`, what the compiled program's collectives send, in a machine by its
-    links, between machines by the network; `bytes`, which of a device's memory the program plans; `parameters`,
-    stored and effective.
+    **Returns:** `tokens` of all devices. In seconds: `compute`, the operations of `model.count.flops` at the card's
+    peak; `memory`, the bytes of weights, gradients and `traffic` at its bandwidth; `links`, the bytes that the compiled
+    program's collectives send, by links within a machine, by the network between machines. `bytes` of a device's memory
+    that the program plans; `parameters`, stored and effective.
     """
     from diffeqformer.model.count import flops, parameters
     from diffeqformer.runs.footprint import planned_exchange, update_footprint
@@ -151,7 +151,7 @@ def on_paper(config: Config, device: Device) -> b.Document:
     tokens = config.trainer.batch_size * config.model.context
     temporary, exchanged = planned_exchange(config)
     operations = counted.training_per_token * tokens / devices + counted.generating_weights / config.mesh.fsdp
-    # Gradients are written and read, generated weights written and read on both ways.
+    # Gradients are written and read; generated weights are written, then read in both passes.
     read = PASSES * state.weights + 2 * state.gradients + 3 * state.generated + traffic(config, tokens // devices)
     return {
         "tokens": tokens, "compute": operations / device.peak, "memory": read / (device.bandwidth or 1.0),
@@ -161,16 +161,16 @@ def on_paper(config: Config, device: Device) -> b.Document:
 
 
 def speed(one: "Collective", device: Device) -> float:
-    """Bytes a second that each device of a collective can send: by the links within a machine; between machines by the
-    network of all its devices there, if that is less."""
+    """Bytes per second that each device of a collective can send: by the links within a machine; between machines by
+    the network of all its devices there, if that is less."""
     machines = {each // MACHINE for each in one.devices}
     within = device.link or NETWORK
     return within if len(machines) == 1 else min(within, NETWORK * len(one.devices) / len(machines))
 
 
 def traffic(config: Config, tokens: int) -> int:
-    """Bytes of activations that the matrix products of an update read and write: what goes in and comes out, once
-    forwards, twice backwards. Attention and all that is done number by number are taken to be fused into these."""
+    """Bytes of activations that the matrix products of an update read and write: inputs and outputs, once in the
+    forward pass, twice in the backward pass. Attention and elementwise operations are assumed to be fused into them."""
     import jax
 
     from diffeqformer.model.build import abstract
@@ -184,7 +184,7 @@ def traffic(config: Config, tokens: int) -> int:
 
 
 def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row for each model, kind of weights and number of devices."""
+    """Tabulate one row for each model, kind of weights and number of devices."""
     rows, usable = [], USABLE * DEVICES[document["card"]].memory
     for row in document["rows"]:
         named = (row["model"], row["weights"], str(row["devices"]))
@@ -214,7 +214,7 @@ def tables(document: b.Document) -> tuple[Table, ...]:
 
 
 def bounds_of(row: b.Row) -> dict[str, float]:
-    """Seconds of an update by what bounds it, products at the share of the peak that is reached."""
+    """Seconds of an update by each bound, with products at the share of the peak that is reached."""
     return {"compute": row["compute"] / REACHED, "memory": row["memory"], "links": row["links"]}
 
 

@@ -1,4 +1,4 @@
-"""`bench scaling`: what an update costs as one size of the model grows, beside what is counted."""
+"""`bench scaling`: measured cost of an update as one size of the model grows, against the counted cost."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ STANDARD = Config(
     ),
     trainer=TrainerConfig(batch_size=4, updates=1000),
 )
-"""The point where the axes meet."""
+"""The config from which each size is varied."""
 GROWTH: Mapping[str, Sequence[int]] = {
     "width": (64, 128, 256, 512),
     "steps": (3, 6, 12, 24, 48),
@@ -56,16 +56,16 @@ def compare_scaling(
 ) -> list[b.Document]:
     """Time an update of `config`'s model and of its vanilla twin as width, steps, context and d_emb grow one at a time.
 
-    Along an axis `T = c s^p` is fitted: least squares of `log T` on `log s`, T median seconds. The same fit through the
-    operations that `flops` counts of an update, and through the parameters, which the optimiser reads and writes, gives
-    what theory says of the very same points.
+    Along each axis, `T = c s^p` is fitted by least squares of `log T` on `log s`, with T in median seconds. The same
+    fits to the operations that `flops` counts for an update, and to the parameters, which the optimiser reads and
+    writes, give the theoretical exponents at the same points.
 
-    **Arguments:** `config`, of time-dependent weights, with `model.vocabulary` set; `rounds`, as for `take_turns`;
-    `growth`, at least three sizes by axis: `width`, `steps`, `context`, `d_emb`.
+    **Arguments:** `config`, with time-dependent weights and `model.vocabulary` set; `rounds`, as for `take_turns`;
+    `growth`, at least three sizes per axis: `width`, `steps`, `context`, `d_emb`.
 
     **Returns:** one row for each axis and model: `sizes`; at each of them `seconds` (of `summary`, ratios to the
-    vanilla model's of that size, which for `d_emb` is always the same), `flops` of an update and stored `parameters`;
-    and of time, operations and parameters the `exponents`, each with its standard error.
+    vanilla model of that size, which for `d_emb` is always the same), `flops` of an update and stored `parameters`;
+    and the `exponents` of time, operations and parameters, each with its standard error.
     """
     from diffeqformer.model.count import parameters, update_operations
 
@@ -77,7 +77,7 @@ def compare_scaling(
     }
     names = {
         one: f"{model}, {axis} {size}" for (axis, model), own in configs.items() for size, one in own.items()
-    }  # a config that stands on several axes is timed once
+    }  # a config that is on several axes is timed once
     timed = b.take_turns({name: b.repeated(one) for one, name in names.items()}, rounds, progress)
 
     def row(axis: str, model: str) -> b.Document:
@@ -97,7 +97,7 @@ def compare_scaling(
 
 
 def exponent(sizes: Sequence[float | int], values: Sequence[float | int]) -> tuple[float, float]:
-    """The p of `values = c sizes^p` by least squares of the logarithms, and its standard error."""
+    """Fit the p of `values = c sizes^p` by least squares of the logarithms; returns it and its standard error."""
     import numpy as np
 
     (slope, _), covariance = np.polyfit(np.log(sizes), np.log(values), 1, cov=True)
@@ -105,14 +105,14 @@ def exponent(sizes: Sequence[float | int], values: Sequence[float | int]) -> tup
 
 
 def as_model(config: Config, model: str) -> Config:
-    """The config itself, or its vanilla twin."""
+    """Return the config itself, or its vanilla twin."""
     from diffeqformer.model.count import vanilla_twin
 
     return dataclasses.replace(config, model=vanilla_twin(config.model)) if model == VANILLA else config
 
 
 def tables(document: b.Document) -> tuple[Table, ...]:
-    """The exponents, one row per axis and model; and the points, one row each."""
+    """Tabulate the exponents, one row per axis and model; and the points, one row each."""
     exponents, points = [], []
     for row in document["rows"]:
         fitted = ("{:.2f} ± {:.2f}".format(*row["exponents"][name]) for name in ("time", "flops", "parameters"))
@@ -129,7 +129,7 @@ def tables(document: b.Document) -> tuple[Table, ...]:
 
 
 def figures(document: b.Document) -> "tuple[Figure, ...]":
-    """Time over each size."""
+    """Draw time over each size."""
     from diffeqformer.report.page import Figure
 
     caption = (
@@ -140,7 +140,7 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
 
 
 def time_by_size(rows: Sequence[b.Row]) -> "Drawing":
-    """Milliseconds per update against each size that grows, and, dashed, what the operations alone would make of it."""
+    """Plot milliseconds per update against each size; dashed, the growth that the operations alone would give."""
     from diffeqformer.report.figures import INK, WIDE, color, drawing, legend, log_axis, look
 
     axes_named, models = (list(dict.fromkeys(row[name] for row in rows)) for name in ("axis", "model"))

@@ -1,4 +1,4 @@
-"""`bench schemes`: what a training update costs by each scheme, and what it ought to cost."""
+"""`bench schemes`: measured and predicted cost of a training update by each scheme."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -19,11 +19,11 @@ STANDARD = Config(
     model=ModelConfig(weights=LayerConfig(), width=128, steps=6, heads=4, context=128, vocabulary=2048),
     trainer=TrainerConfig(batch_size=16, updates=1000),
 )
-"""The quickstart's size. Weights by layer have the same parameters for every scheme, so that the optimiser's part of an
+"""The quickstart's size. Layer weights have the same parameters for every scheme, so that the optimiser's part of an
 update is the same."""
 HAND_WRITTEN = "euler, hand-written"
 BASES = ("euler", "heun")
-"""NFE of one per step, and of two: the difference is the price of `steps` evaluations."""
+"""Schemes with one and two NFE per step: their difference is the cost of `steps` evaluations."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,14 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def all_schemes() -> tuple[str, ...]:
-    """The names of those that are timed."""
+    """Return the names of the schemes that are timed."""
     from diffeqformer.ode.schemes import SCHEMES
 
     return (*(name for name in SCHEMES if ":" not in name), "diffrax:Bosh3", "diffrax:Tsit5")
 
 
 def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Sequence[str]) -> list[b.Document]:
-    """Time one update by each scheme, and one of Euler's that is written by hand, in turns.
+    """Time one update by each scheme, and a hand-written one by Euler's method, in turns.
 
     An update is predicted to cost `T(euler) + (T(heun) - T(euler)) (F - F(euler)) / (F(heun) - F(euler))`, with T
     median seconds and F operations of a forward pass: embedding, loss and optimiser cost the same by all schemes. For a
@@ -85,11 +85,11 @@ def compare_schemes(config: Config, rounds: int, progress: Progress, schemes: Se
 
 
 def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State, Array]]":
-    """The compiled update `(state, ids) -> (state, loss)` of a GPT of `layer` weights by scheme `euler`.
+    """Compile the update `(state, ids) -> (state, loss)` of a GPT with `layer` weights by scheme `euler`.
 
-    What one would write by hand for a stack of parallel blocks: a scan over the layers; no schemes, no nodes, no choice
-    of gradient. The field's two halves, the parameters and AdamW are the library's, so that the only difference is the
-    way from the layers' weights to the last state.
+    It is what one would write by hand for a stack of parallel blocks: a scan over the layers, without schemes, nodes or
+    a choice of gradient. The field's two halves, the parameters and AdamW are the library's, so that the only
+    difference is the computation from the layers' weights to the last state.
     """
     import jax
     import jax.numpy as jnp
@@ -111,7 +111,7 @@ def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State
 
         assert isinstance(model.weights, LayerWeights)
         x = model.embedding(ids[:, :-1], jnp.arange(ids.shape[1] - 1))
-        # As `Checkpointed`, so that both compute each layer again in the backward pass.
+        # As in `Checkpointed`, so that both recompute each layer in the backward pass.
         x, _ = jax.lax.scan(jax.checkpoint(layer, prevent_cse=False), x, model.weights.layers)
         x = normalise(model.final_norm, x, m.norm_epsilon).reshape(-1, m.width)
         logits = x @ model.embedding.tokens.T

@@ -1,4 +1,4 @@
-"""`bench spectra`: all QK and OV eigenvalues of a model, through the small matrices and through D x D products."""
+"""`bench spectra`: all QK and OV eigenvalues of a model, from the small matrices and from D x D products."""
 
 import statistics
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Arguments(b.Kept):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time both ways at GPT-medium's size."""
+    """Time the fast and the dense way at GPT-medium's size."""
     return BENCHMARK.measured(arguments, **compare_spectra(progress=progress))
 
 
@@ -40,11 +40,11 @@ def compare_spectra(
 ) -> b.Document:
     """Time the QK and OV eigenvalues of all heads of all steps of a random model, and compare with dense ones.
 
-    Matrices are normal, of standard deviation 0.02, float32 as in a model; both ways compute in float64 and start from
+    Matrices are normal with standard deviation 0.02, float32 as in a model; both ways compute in float64 and start from
     the whole matrices of a step. The default size is GPT-medium's.
 
     **Arguments:** `rounds`, timed after one that compiles; `dense`, how many of the 2 * steps * heads D x D products
-    are made and solved, evenly spread (the time of all is their mean's multiple); `None` for all of them.
+    are made and solved, evenly spread (the time of all is extrapolated from their mean); `None` for all of them.
 
     **Returns:** `seconds` (median), their `spread`, `dense_seconds_each` (median), `dense_seconds` (for all),
     `dense_measured` (how many), `ratio` and its spread, `largest_difference` (of matched eigenvalues, over the spectral
@@ -65,7 +65,7 @@ def compare_spectra(
             left, right = factors(jnp.asarray(qkv), jnp.asarray(output), heads)
         return product_eigenvalues(left, right)
 
-    values, seconds = fast(), []  # the first one compiles
+    values, seconds = fast(), []  # this first call compiles
     with progress.stage("Eigenvalues through small matrices", rounds) as stage:
         for _ in range(rounds):
             seconds.append(b.timed(fast)[0])
@@ -89,9 +89,10 @@ def compare_spectra(
 
 
 def largest_difference(small: np.ndarray, dense: np.ndarray) -> float:
-    """The largest distance between eigenvalues and the nonzero ones of the dense product, matched one to one.
+    """The largest distance between eigenvalues and the nonzero ones of the dense product, matched one to one, relative
+    to the spectral radius.
 
-    Nonzero are as many of the dense product's as there are of the others, the largest. Over the spectral radius.
+    The nonzero ones are the largest of the dense product's eigenvalues, as many as there are in `small`.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -101,7 +102,7 @@ def largest_difference(small: np.ndarray, dense: np.ndarray) -> float:
 
 
 def _factors(qkv: "jax.Array", output: "jax.Array", heads: int) -> "tuple[jax.Array, jax.Array]":
-    """L and R of all heads, (pair, step, head, ...)."""
+    """The factors L and R of all heads, (pair, step, head, ...)."""
     import jax.numpy as jnp
 
     steps, width, _ = qkv.shape

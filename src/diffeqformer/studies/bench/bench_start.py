@@ -1,4 +1,4 @@
-"""`bench start`: how long a command takes that has next to nothing to do."""
+"""`bench start`: time of commands that have next to nothing to do."""
 
 import os
 import subprocess
@@ -24,9 +24,9 @@ COMMANDS = {
     "python -c 'import jax'": ("-c", "import jax"),
     "diffeqformer --version": ("-m", "diffeqformer", "--version"),
 }
-"""What is shown, and the words after this Python."""
+"""Commands as displayed, and their arguments to this Python."""
 SHORT_TEXT = "def main(arguments):\n    return arguments\n" * 20
-"""So that starting takes all the time."""
+"""A text so short that starting takes nearly all the time."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Arguments(b.Timed):
     """
 
     run: str = ""
-    """Folder of a trained run, whose `info`, `eval` and `sample` are timed as well: again, with what was compiled the
-    first time."""
+    """Folder of a trained run, whose `info`, `eval` and `sample` are timed as well, with what an earlier call
+    compiled."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Time `COMMANDS`, and those of a run if one is given.
 
-    **Raises:** `BadInput` for a run that there is not.
+    **Raises:** `BadInput` for a run that does not exist.
     """
     with TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
@@ -55,7 +55,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
-    """What is asked of a run, with little to do.
+    """Return the commands that are timed on a run, with little to do.
 
     **Raises:** `BadInput` if the folder has no run.
     """
@@ -72,11 +72,11 @@ def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
 def compare_start(
     rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]] = COMMANDS
 ) -> list[b.Document]:
-    """Time each command from start to end as a process of its own, in turns; files are in the system's cache by then.
+    """Time each command from start to end as a process of its own, in turns; files are then in the system's cache.
 
     **Returns:** one row per command, `PYTHON` among them: the numbers of `summary`, ratios to Python's own start.
     """
-    # A command that has not been started by another one sets glibc up and starts itself again, which is part of it.
+    # A command started by a user sets up glibc and restarts itself, which is part of its time.
     surroundings = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     once = {name: partial(_run, [sys.executable, *words], surroundings) for name, words in commands.items()}
     seconds = b.take_turns(once, rounds, progress)
@@ -84,7 +84,7 @@ def compare_start(
 
 
 def _run(command: Sequence[str], surroundings: Mapping[str, str]) -> None:
-    """**Raises:** `BadInput` with what the command says if it fails."""
+    """Run a command. **Raises:** `BadInput` with its last message if it fails."""
     done = subprocess.run(command, check=False, env=surroundings, capture_output=True, text=True)
     if done.returncode:
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}."]

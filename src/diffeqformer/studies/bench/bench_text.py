@@ -1,4 +1,4 @@
-"""`bench text`: how fast text becomes tokens and tokens become batches, beside how fast training reads."""
+"""`bench text`: speed of turning text into tokens and tokens into batches, against the speed of training."""
 
 import tempfile
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from diffeqformer.studies.inputs import shipped
 from diffeqformer.studies.study import Result
 
 CHARACTERS = 4_000_000
-"""Of the training text: enough for a second of work or so."""
+"""Characters of the training text that are used: enough for about a second of work."""
 UPDATE = "a training update"
 
 
@@ -28,20 +28,20 @@ class Arguments(b.Timed):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time what stands between the quickstart's text and its updates."""
+    """Time the steps between the quickstart's text and its updates."""
     config = shipped("quickstart-diffeqformer")
     rows = compare_text(config, arguments.rounds, progress)
     return BENCHMARK.measured(arguments, source=config.data.source, sizes=b.sizes(config), rows=rows)
 
 
 def compare_text(config: Config, rounds: int, progress: Progress, *, characters: int = CHARACTERS) -> list[b.Document]:
-    """Time what stands between text and an update of `config`'s model, and the update itself, in turns.
+    """Time the steps between text and an update of `config`'s model, and the update itself, in turns.
 
-    **Arguments:** `config`, its `data` the text; `characters`, how much of it.
+    **Arguments:** `config`, whose `data` is the text; `characters`, how much of it is used.
 
-    **Returns:** one row for training the tokenizer, for packing (read, tokenise, write, over all cores), for all
-    batches of an epoch and for the update: `tokens` and `bytes` that it went through (no bytes where no text is
-    read), and of seconds per token the numbers of `summary`, ratios to the update's.
+    **Returns:** one row each for training the tokenizer, for packing (read, tokenise, write, over all cores), for all
+    batches of an epoch and for the update: `tokens` and `bytes` processed (no bytes where no text is read), and the
+    numbers of `summary` in seconds per token, ratios to the update.
 
     **Raises:** `BadInput` for a text that cannot be read.
     """
@@ -82,7 +82,7 @@ def compare_text(config: Config, rounds: int, progress: Progress, *, characters:
 
 
 def _beginning(config: Config, characters: int, progress: Progress) -> str:
-    """Whole documents of the training text until there are so many characters."""
+    """Read whole documents of the training text until there are at least `characters` characters."""
     from diffeqformer.data.corpus import open_corpus
     from diffeqformer.data.split import Part
 
@@ -98,7 +98,7 @@ def _beginning(config: Config, characters: int, progress: Progress) -> str:
 
 
 def tables(document: b.Document) -> tuple[Table, ...]:
-    """One row per part of the way from text to an update; ratios are turned over, so that they are of speed."""
+    """Tabulate one row per step from text to an update; ratios are inverted into ratios of speed."""
     rows = []
     for row in document["rows"]:
         speed, ratio, rounds = (1 / row[name] for name in ("median_seconds", "ratio_of_medians", "median_of_ratios"))

@@ -1,4 +1,4 @@
-"""`bench train`: one training update of DiffEqFormer beside the vanilla transformer's, that of knots, and PyTorch's."""
+"""`bench train`: one training update of DiffEqFormer, of the vanilla transformer, of knots, and of PyTorch."""
 
 import dataclasses
 import shutil
@@ -21,8 +21,8 @@ STANDARD = Config(
 )
 """The size at which the ratios of `docs/performance.md` are stated."""
 PASSES = 8
-"""Of an update over its parameters at least: AdamW reads and writes them and both moments, the forward and the backward
-pass read them."""
+"""Fewest passes of an update over its parameters: AdamW reads and writes them and both moments, and the forward and the
+backward pass read them."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Arguments(b.Timed):
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Time the update of `STANDARD` and of those it is compared with."""
+    """Time the update of `STANDARD` and those it is compared with."""
     rows, machine = compare_updates(STANDARD, arguments.rounds, progress), roofline()
     rows = [row | {"least_seconds": least_seconds(row, machine)} for row in rows]
     return BENCHMARK.measured(arguments, sizes=b.sizes(STANDARD), roofline=machine, rows=rows)
 
 
 def roofline(size: int = 2048, rounds: int = 7) -> Document:
-    """What this machine does at most: operations per second of one float32 product of matrices, and bytes per second of
+    """Measure this machine's peak rates: operations per second of a float32 matrix product, and bytes per second of
     adding one to 16 `size`^2 numbers, medians."""
     import jax
     import jax.numpy as jnp
@@ -58,20 +58,21 @@ def roofline(size: int = 2048, rounds: int = 7) -> Document:
 
 
 def least_seconds(row: Document, machine: Document) -> float:
-    """What an update needs on such a machine at least: its products, then `PASSES` over its parameters."""
+    """A lower bound on an update's time on this machine: its products, then `PASSES` over its parameters."""
     traffic = PASSES * 4 * row["parameters"]
     return row["operations"] / machine["operations_per_second"] + traffic / machine["bytes_per_second"]
 
 
 def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Document]:
-    """Time one update of `config`'s model, of its vanilla twin, of knots in its place and, if torch is there, of GPT-2.
+    """Time one update of `config`'s model, of its vanilla twin, of its twin with knots and, if torch is installed, of
+    GPT-2.
 
-    The twin of knots has as many as steps, each step taking their mean. GPT-2 is Hugging Face's, run eagerly and, if
-    there is a C++ compiler, by `torch.compile`.
+    The twin with knots has as many of them as steps, and each step takes their mean over it. GPT-2 is Hugging Face's,
+    run eagerly and, if there is a C++ compiler, by `torch.compile`.
 
-    **Returns:** one row per model: the numbers of `summary` (ratios to the vanilla one's), the compiled temporary
-    memory in bytes (`None` for torch), stored parameters, and operations as they are counted, without any that are
-    repeated to save memory.
+    **Returns:** one row per model: the numbers of `summary` (ratios to the vanilla model), the compiled temporary
+    memory in bytes (`None` for torch), stored parameters, and operations as counted, without any that are repeated to
+    save memory.
     """
     from diffeqformer.model.count import parameters, update_operations, vanilla_twin
     from diffeqformer.runs.footprint import update_footprint
@@ -102,7 +103,7 @@ def compare_updates(config: Config, rounds: int, progress: Progress) -> list[Doc
 
 
 def _torch_update(config: Config, *, compiled: bool = False) -> b.Once:
-    """The same update by PyTorch: Hugging Face's GPT-2 of the same size, clipped AdamW, float32, all cores."""
+    """Make the same update in PyTorch: Hugging Face's GPT-2 of the same size, clipped AdamW, float32, all cores."""
     import torch  # pyright: ignore[reportMissingImports]
     from transformers import GPT2Config, GPT2LMHeadModel  # pyright: ignore[reportMissingImports]
 
@@ -131,7 +132,7 @@ def _torch_update(config: Config, *, compiled: bool = False) -> b.Once:
 
 
 def marks(document: b.Document) -> list[str]:
-    """How far DiffEqFormer and PyTorch are from our vanilla model."""
+    """State whether DiffEqFormer, knots and PyTorch meet their targets relative to our vanilla model."""
     ratio = {row["model"]: row["ratio_of_medians"] for row in document["rows"]}
     said = []
     if mine := ratio.get("diffeqformer"):

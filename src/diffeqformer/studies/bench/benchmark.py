@@ -1,6 +1,6 @@
-"""What all benchmarks share: how things are timed, where they were measured, and how documents and tables are written.
+"""Shared parts of all benchmarks: timing, a description of the machine, documents and tables.
 
-What is compared takes turns, once each per round, so that a busy moment of the machine falls on all of them alike.
+What is compared takes turns, once each per round, so that a busy moment of the machine affects all alike.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ Row = Values
 Cell = Callable[[Row], str]
 Tables = Callable[[Document], tuple[Table, ...]]
 Once = Callable[[], object]
-"""One update, or whatever else is timed, until what it returns is there."""
+"""One update, or whatever else is timed; its result is waited for."""
 COMPARED = ("jax", "torch", "transformers")
-"""Packages whose versions are stated, where they are installed."""
+"""Packages whose versions are stated, if installed."""
 WARM_UP = 2
 """Rounds that do not count: one that compiles and one to warm up."""
 TIMES = ("median", "quartiles")
 RATIOS = ("ratio", "rounds' ratios")
-"""Of medians; and the median of the ratios within each round, with quartiles."""
+"""Columns: the ratio of medians; and the median of the ratios within each round, with quartiles."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Timed(Kept):
-    """Arguments of what is timed in turns."""
+    """Arguments of benchmarks that are timed in turns."""
 
     rounds: int = setting(9, least=7, most=MOST_STEPS)
-    """How often each is timed, at least 7 times for a median worth reading."""
+    """How often each is timed, at least 7 times for a meaningful median."""
 
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark but for its numbers: how its document is read."""
+    """A benchmark without its numbers: how its document is presented."""
 
     name: str
     title: str
@@ -71,12 +71,12 @@ class Benchmark:
     headline: Callable[[Document], str]
     tables: Tables
     marks: Callable[[Document], Sequence[str]] = lambda document: ()
-    """What is to be reached, and whether it is."""
+    """States the targets, and whether they are met."""
     figures: "Callable[[Document], tuple[Figure, ...]]" = lambda document: ()
 
     def measured(self, arguments: Kept, **numbers: object) -> Result:
-        """What was measured here and now."""
-        # Options at their defaults are left out, and what says only where the result goes.
+        """Present numbers measured just now, with the command and this machine."""
+        # Options at their defaults, and those that only say where the result goes, are left out.
         words = [
             word for one in dataclasses.fields(arguments)
             if one.name not in ("to", "figure") and (value := getattr(arguments, one.name)) != one.default
@@ -87,7 +87,7 @@ class Benchmark:
         return self.result({"benchmark": self.name, "command": command, "machine": machine(), **rounds, **numbers})
 
     def result(self, document: Document) -> Result:
-        """What a document says, measured now or kept."""
+        """Present a document, whether just measured or read from a file."""
         return Result(
             f"bench-{self.name}", self.title, (self.headline(document), self.about, *self.marks(document)),
             self.tables(document), self.figures(document), document=document,
@@ -95,7 +95,7 @@ class Benchmark:
 
 
 def timed(work: Callable[[], T]) -> tuple[float, T]:
-    """Seconds until what `work` returns is there, and that."""
+    """Return the seconds until the result of `work` is ready, and the result."""
     import jax
 
     started = time.perf_counter()
@@ -106,9 +106,9 @@ def timed(work: Callable[[], T]) -> tuple[float, T]:
 def take_turns(
     updates: Mapping[str, Once], rounds: int, progress: Progress, *, shuffled: bool = True
 ) -> dict[str, list[float]]:
-    """Seconds of each update in each round, of which `WARM_UP` more go first.
+    """Time each update once per round, in seconds, after `WARM_UP` more rounds that do not count.
 
-    Shuffled, each round has an order of its own: who comes after whom once made a ratio of 0.9 out of 1.04.
+    If shuffled, each round has its own order: a fixed one once turned a ratio of 1.04 into 0.9.
     """
     seconds: dict[str, list[float]] = {name: [] for name in updates}
     orders = np.random.default_rng(0)
@@ -123,7 +123,8 @@ def take_turns(
 
 
 def summary(times: Sequence[float], reference: Sequence[float]) -> Document:
-    """Median seconds and quartiles, the ratio of medians to the reference's, and the same of the rounds' own ratios."""
+    """Return the median and quartiles in seconds, the ratio of the medians to the reference's, and the median and
+    quartiles of the ratios within each round."""
     ratios = [a / b for a, b in zip(times, reference, strict=True)]
     quartiles = lambda values: statistics.quantiles(values, n=4)[::2]
     return {
@@ -136,20 +137,20 @@ def summary(times: Sequence[float], reference: Sequence[float]) -> Document:
 
 
 def random_batch(config: Config) -> np.ndarray:
-    """Random tokens of the shape of a training batch, (batch, context + 1)."""
+    """Draw random tokens of the shape of a training batch, (batch, context + 1)."""
     shape = (config.trainer.batch_size, config.model.context + 1)
     return np.random.default_rng(0).integers(0, config.model.vocabulary or 0, shape, dtype=np.int32)
 
 
 def repeated(config: Config, make: Callable[[Config], Callable] | None = None) -> Once:
-    """The update of a config, by `make` if not the library's, repeated on one batch; `model.vocabulary` must be set."""
+    """Make a config's update on one fixed batch, by `make` or by default the library's; needs `model.vocabulary`."""
     from diffeqformer.training.update import initial_state, make_update
 
     update, ids, state = (make or make_update)(config), random_batch(config), initial_state(config)
 
     def once() -> object:
         nonlocal state
-        # An update donates the state that it is given: the next one needs what it returned.
+        # An update donates its input state, so the next one needs the state returned.
         state, measured = update(state, ids)
         return state, measured
 
@@ -157,15 +158,15 @@ def repeated(config: Config, make: Callable[[Config], Callable] | None = None) -
 
 
 def has_torch() -> bool:
-    """Whether there is another library to compare with."""
+    """Whether torch and transformers are installed to compare with."""
     return all(find_spec(name) for name in ("torch", "transformers"))
 
 
 def machine() -> Document:
-    """Where this process runs.
+    """Describe the machine that this process runs on.
 
-    **Returns:** `processor`, the maker's name for it; `cores` that this process may use; `devices`, how many JAX has;
-    `device`, their kind; `versions` of Python and of the packages that are compared, those that are there.
+    **Returns:** `processor`, the maker's name for it; `cores` that this process may use; `devices`, the number that JAX
+    has; `device`, their kind; `versions` of Python and of the installed packages among those compared.
     """
     import jax
 
@@ -180,30 +181,30 @@ def machine() -> Document:
 
 
 def _processor() -> str:
-    """Linux has the name of most in a file; of others the standard library knows the kind."""
+    """Name the processor as Linux does in /proc/cpuinfo, or, if it has no name there, by its kind."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
 
 
 def sizes(config: Config) -> dict[str, int]:
-    """The numbers that decide what an update of `config` costs."""
+    """Return the sizes that determine the cost of an update of `config`."""
     return sizes_of_model(config.model) | {"batch": config.trainer.batch_size}
 
 
 def sizes_of_model(model: ModelConfig) -> dict[str, int]:
-    """The same of a model alone; `d_emb` if its weights depend on time."""
+    """Return the sizes that determine the cost of a model; with `d_emb` if its weights depend on time."""
     own = {name: getattr(model, name) for name in ("width", "steps", "heads", "context", "vocabulary")}
     return own | {"d_emb": model.time.d_emb} if model.time else own
 
 
 def mark(what: str, value: float, met: bool) -> str:
-    """Whether something that is to be reached is."""
+    """State a target, the value measured, and whether it is met."""
     return f"Mark: {what}. Here {value:.3g}: {'met' if met else 'not met'}."
 
 
 def times_over(reference: str, name: Cell) -> Callable[[Document], str]:
-    """The headline of rows timed in turns: `Median time over that of vanilla: diffeqformer 1.42 and torch 0.71.`"""
+    """Make a headline of rows timed in turns: `Median time over that of vanilla: diffeqformer 1.42 and torch 0.71.`"""
 
     def headline(document: Document) -> str:
         others = [f"{name(row)} {row['ratio_of_medians']:.2f}" for row in document["rows"] if name(row) != reference]
@@ -213,7 +214,7 @@ def times_over(reference: str, name: Cell) -> Callable[[Document], str]:
 
 
 def stated_sizes(document: Document) -> str:
-    """`width 256, steps 12, ...`"""
+    """Write a document's sizes as `width 256, steps 12, ...`."""
     return ", ".join(f"{name} {value}" for name, value in document["sizes"].items())
 
 
@@ -230,13 +231,13 @@ def ratios(row: Row) -> tuple[str, str]:
 
 
 def seconds(value: float) -> str:
-    """Three digits or so: `8.21 ms`, `399 ms`, `1.26 s`, `504 s`."""
+    """Format seconds to about three digits: `8.21 ms`, `399 ms`, `1.26 s`, `504 s`."""
     scaled, unit = (value, "s") if value >= 1 else (value * 1e3, "ms")
     return f"{number(scaled, 2 if scaled < 10 else 1 if scaled < 100 else 0)} {unit}"
 
 
 def timed_table(caption: str, names: Mapping[str, Cell], more: Mapping[str, Cell] | None = None) -> Tables:
-    """How a document becomes a table with one row per thing that was timed.
+    """Make a function from a document to a table with one row per thing timed.
 
     **Arguments:** `caption`, with entries of the document in braces; `names` and `more`, the columns before and after
     those of `TIMES` and `RATIOS`.
@@ -253,17 +254,17 @@ def timed_table(caption: str, names: Mapping[str, Cell], more: Mapping[str, Cell
 
 
 def entry(name: str, decimals: int | None = None) -> Cell:
-    """The cell of an entry of a row: as it is, or with as many decimals."""
+    """Make a cell of a row's entry: unchanged, or as a number with this many decimals."""
     return lambda row: str(row[name]) if decimals is None else number(row.get(name), decimals)
 
 
 def memory_cell(name: str) -> Cell:
-    """The cell of a number of bytes; empty for `None`."""
+    """Make a cell of a number of bytes; empty for `None`."""
     return lambda row: "" if row[name] is None else size(row[name])
 
 
 def beside_dense(seconds: Sequence[float], dense_seconds: float) -> Document:
-    """The times of a fast way, and how many times as long a dense computation took."""
+    """Compare the times of a fast way with that of a dense computation; ratios are dense over fast."""
     median, low, high = statistics.median(seconds), min(seconds), max(seconds)
     return {
         "seconds": median,
@@ -275,7 +276,8 @@ def beside_dense(seconds: Sequence[float], dense_seconds: float) -> Document:
 
 
 def dense_table(caption: str) -> Tables:
-    """How a document of `beside_dense` becomes a table: of one row, with the largest difference of both ways."""
+    """Make a function from a document of `beside_dense` to a table of one row, with the largest difference of both
+    ways."""
 
     def tables(document: Document) -> tuple[Table, ...]:
         low, high = document["ratio_spread"]
