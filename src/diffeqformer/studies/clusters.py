@@ -63,13 +63,13 @@ class Arguments:
     particles: int = setting(40, least=2, most=10_000)
     """Simulation: particles per system."""
     dt: float = setting(0.1, positive=True)
-    """Simulation: step size in time."""
+    """Simulation: time step."""
     unit: float | None = setting(None, positive=True)
     """Simulation: f(t) = (t / unit)^order; the whole duration if not given, so that f rises to 1."""
     level: bool = False
     """Simulation: multiply f by order + 1, so that all orders have the same integral."""
     weights: Literal["gaussian", "identity"] | None = None
-    """Simulation: kind of both matrices; Gaussian for `particles`, identity for the others if not given."""
+    """Simulation: both matrices; if not given, Gaussian for `particles`, identity for the others."""
     share: float = setting(0.1, positive=True)
     """Points are one cluster if single linkage joins them within this share of the mean distance of two points."""
     seed: int = setting(0, least=0, most=UINT32)

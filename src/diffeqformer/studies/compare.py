@@ -33,7 +33,7 @@ SIGNIFICANT = 0.05
 class Arguments:
     """Two runs side by side: loss, size and speed, and the tasks of lm-evaluation-harness that both were evaluated on.
 
-    Accuracies are compared item by item, with p-values. The page shows them as in figures 9 to 12 of the paper.
+    Accuracies are compared item by item, with p-values, and shown as in figures 9 to 12 of the paper.
 
     Example: diffeqformer report compare runs/quickstart/diffeqformer runs/quickstart/gpt
     """

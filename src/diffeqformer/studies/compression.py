@@ -45,8 +45,8 @@ class Arguments(inputs.OfText):
     """
 
     texts: int = setting(256, least=2, most=SIZES)
-    """Windows of the text, evenly spread over it, each as long as the context: every other one is for activations,
-    the rest for the loss."""
+    """Windows of the text, evenly spread over it, each as long as the context: every other one for activations, the
+    rest for loss."""
     batch_size: int = setting(16, least=1, most=SIZES)
     """Windows at a time."""
 

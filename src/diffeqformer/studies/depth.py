@@ -39,11 +39,11 @@ class Arguments(inputs.OfRun):
     """
 
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
-    """Numbers of depth steps, besides the run's own; if not given, those from half to twice its own, and those of
-    --against, if it can run at them."""
+    """Numbers of depth steps, besides the run's own; if not given, those it can run at, from half to twice its own and
+    of --against."""
     early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
-    """Also run the deepest of these grids with each token stopped at the step that moves its prediction by less than
-    this (root mean square of the normalised state, such as 0.05,0.1,0.2)."""
+    """Also run the deepest of these grids, each token stopped at the step that moves its prediction by less than this
+    (root mean square of the normalised state, such as 0.05,0.1,0.2)."""
     against: tuple[str, ...] = ()
     """Other runs, drawn at their own depth: fine-tuned from this one, or trained separately."""
     data: tuple[str, ...] = ()

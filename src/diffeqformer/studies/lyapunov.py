@@ -30,18 +30,18 @@ class Arguments(inputs.OfRun):
     """Position whose output is analysed, from 0; if not given, the last 32 of the text, to choose from in the page."""
     method: Literal["both", "pairwise", "end-to-end"] = "both"
     """`pairwise`, the paper's: the field at the output against one input at a time; `end-to-end`: the derivative of the
-    final state with respect to the embedding, through all tokens."""
+    final state w.r.t. the embedding, through all tokens."""
     tangents: inputs.Number = setting(None, least=1, most=SIZES)
     """Number of leading exponents (pairwise); 4 if not given, at most the model's width, which gives the whole
     spectrum."""
     iterations: int = setting(30, least=0, most=10_000)
     """Most iterations from random first tangents to those that grow most (pairwise), until the error of the largest
-    exponent is below 0.01; 0 keeps the random ones, as in the paper."""
+    exponent is below 0.01; 0: random ones, as in the paper."""
     probes: inputs.Number = setting(None, least=1, most=SIZES)
     """Vector-Jacobian products per output (end-to-end); if not given, 16 or the model's width if smaller; the width
     gives exact exponents."""
     seed: int = setting(0, least=0, most=UINT32)
-    """Seed of the random first tangents and probes."""
+    """Seed of first tangents and probes."""
 
 
 MEANING = {

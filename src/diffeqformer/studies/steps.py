@@ -47,7 +47,7 @@ class Arguments(inputs.OfText):
     """Windows of the text of --data, evenly spread over it, each as long as the context; if not given, 64, or as many
     as there are."""
     text: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
-    """A text whose predictions after every step are also shown, token by token."""
+    """A text whose predictions after every step are also shown token by token."""
     tuned: int = setting(0, least=0, most=UPDATES)
     """Updates of a tuned lens, an affine probe per step (Belrose et al. 2023), shown beside the plain one; 0: none."""
 

@@ -43,11 +43,11 @@ class Arguments:
     """Settings by dotted name, each with its values separated by commas; or, if drawn, a range from..to: log-uniform,
     or uniform for whole numbers."""
     trials: int | None = setting(None, least=1, most=MOST_TRIALS)
-    """Number of random trials; if not given, all combinations are tried."""
+    """Random trials to draw; if not given, all combinations are tried."""
     seeds: Seeds = setting((0,), least=0, most=UINT32)
-    """Seeds that each trial is trained with."""
+    """Seeds to train each trial with."""
     updates: int | None = setting(None, least=1, most=INT32)
-    """Updates of each run; the config's own if not given."""
+    """Updates per run; the config's own if not given."""
     to: Folder = "runs/sweep"
     """Folder of all runs and of the page."""
 

@@ -55,11 +55,11 @@ class Arguments(b.Kept):
     card: str = "h100"
     """The accelerator."""
     models: str = ",".join(MODELS)
-    """Any of gpt-small, gpt-medium, llama-1b and llama-7b, each with time-dependent weights and with knots."""
+    """gpt-small, gpt-medium, llama-1b or llama-7b, each with time-dependent weights and with knots."""
     devices: str = "1,8,64,256"
-    """Numbers of devices; above 8, multiples of 8."""
+    """Devices; above 8, multiples of 8."""
     price: Annotated[float, tyro.conf.arg(metavar="DOLLARS")] = setting(2.5, not_negative=True)
-    """Price of one device per hour."""
+    """Price per device and hour."""
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
