@@ -104,7 +104,7 @@ def look(index: int, **more: Any) -> Look:
 
 
 def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
-    """Thin a curve to `most` points that keep its envelope: the lowest and highest of each stretch, and the ends."""
+    """Thin a curve to at most `most` points that keep its envelope: lowest and highest of each stretch, the ends."""
     if len(points) <= most:
         return list(points)
     stretch = math.ceil(2 * len(points) / (most - 2))

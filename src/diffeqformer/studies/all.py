@@ -62,7 +62,7 @@ class Overview(Result):
 
 
 def study(arguments: Arguments, progress: Progress) -> Overview:
-    """Make the analyses one after another. Each page is written at once, and the page that links them is updated.
+    """Make the analyses one after another. As each is made, its page and the page that links all are written.
 
     **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run. An analysis that cannot
     be made is reported with its reason, on the page too.

@@ -39,8 +39,8 @@ class Arguments(inputs.OfRun):
     """
 
     steps: Annotated[str, tyro.conf.arg(metavar="N,N,...")] = ""
-    """Numbers of depth steps, besides the run's own; if not given, those it can run at, from half to twice its own and
-    of --against."""
+    """Numbers of depth steps, besides the run's own; if not given, those from half to twice its own and those of
+    --against, where possible."""
     early_exit: Annotated[str, tyro.conf.arg(metavar="T,T,...")] = ""
     """Also run the deepest of these grids, each token stopped at the step that moves its prediction by less than this
     (root mean square of the normalised state, such as 0.05,0.1,0.2)."""

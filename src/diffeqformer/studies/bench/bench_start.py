@@ -76,7 +76,7 @@ def compare_start(
 
     **Returns:** one row per command, `PYTHON` among them: the numbers of `summary`, ratios to Python's own start.
     """
-    # A command started by a user sets up glibc and restarts itself, which is part of its time.
+    # A command not started by another of ours sets up glibc and restarts itself, which is part of its time.
     surroundings = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
     once = {name: partial(_run, [sys.executable, *words], surroundings) for name, words in commands.items()}
     seconds = b.take_turns(once, rounds, progress)
