@@ -1,4 +1,4 @@
-"""Many texts of different lengths at once: their scores, and their continuations, compiled for few shapes."""
+"""Scoring and continuing batches of texts of different lengths, compiled for few shapes."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
 
 AT_A_TIME = 16
-"""Tokens generated between two looks for a stop string."""
+"""Tokens generated between two checks for a stop string."""
 
 
 @eqx.filter_jit
 def token_scores(
     model: Transformer, inputs: Int[Array, "batch position"], targets: Int[Array, "batch position"]
 ) -> tuple[Float[Array, "batch position"], Bool[Array, "batch position"]]:
-    """`log p(targets[i] | inputs[..i])` in nats, and whether each is the most likely token.
+    """Compute `log p(targets[i] | inputs[..i])` in nats, and whether each target is the most likely token.
 
-    Logits exist for one row at a time.
+    Logits are held in memory for one row at a time.
     """
 
     def row(now: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -35,7 +35,7 @@ def token_scores(
 
 
 class Writing(eqx.Module):
-    """Where the generation of every row stands: rows are of different lengths."""
+    """Generation state of every row; rows have different lengths."""
 
     logits: Float[Array, "batch vocabulary"]
     cache: KeyValueCache
@@ -51,7 +51,7 @@ def read(
     keys: Key[Array, " batch"],
     room: int,
 ) -> Writing:
-    """Read prompts, padded on the right: in the cache padding is overwritten before any token may look at it."""
+    """Read prompts padded on the right; padding in the cache is overwritten before any token can attend to it."""
 
     def row(now: tuple[Array, Array]) -> tuple[Array, KeyValueCache]:
         ids, length = now
@@ -66,7 +66,7 @@ def read(
 def write(
     model: Transformer, state: Writing, temperature: float, top_k: int | None, top_p: float | None
 ) -> tuple[Writing, Int[Array, "batch new"]]:
-    """Continue every row by a few tokens."""
+    """Continue every row by `AT_A_TIME` tokens."""
 
     def one(now: tuple, _: None) -> tuple[tuple, Array]:
         logits, cache, position, key = now

@@ -1,7 +1,7 @@
 """The model card of an exported model: what it is, how to load it, what training measured.
 
-The facts are those of the run's config.yaml and results.json. Names of files and folders stay on this machine. Whatever
-somebody else may have written (names of runs, datasets, tokenizers) is text here and never markup.
+The facts come from the run's config.yaml and results.json. Folder paths stay on this machine. Anything that somebody
+else may have written (names of runs, datasets, tokenizers) is inserted as text, never as markup.
 """
 
 import os
@@ -21,29 +21,29 @@ from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, results_of, weights_in_words
 
 MADE = {"trained": "trained", "fine-tuned": "trained", "imported": "imported", "lifted": "lifted"}
-"""How a run came to its weights and its depth, by its origin."""
+"""How a run got its weights and its depth, in words, by its origin."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A folder that Transformers opens."""
+    """An exported folder that Transformers opens."""
 
     folder: Path
     architecture: str
-    """The class in Transformers, or in the folder's own file."""
+    """Name of the class in Transformers, or in the folder's own file."""
     own_code: bool
     """Whether loading it needs `trust_remote_code=True`."""
     continuous: bool
-    """Whether its weights are functions of depth, so that it runs at any number of steps."""
+    """Whether the weights are functions of depth, so that the model runs at any number of steps."""
     steps: int
     parameters: int
     dtype: str
 
 
 def model_card(run: Run, made: Exported, adapter: bool) -> str:
-    """README.md of an exported model, in Markdown: `templates/card.md`, filled in.
+    """Render README.md of an exported model, in Markdown, from `templates/card.md`.
 
-    **Arguments:** `run`, what was exported; `made`, as what; `adapter`, whether its adapters lie in their own folder.
+    **Arguments:** `run`, the exported run; `made`, its export; `adapter`, whether its adapters are in their own folder.
     """
     m = run.config.model
     tags = {"diffeqformer": True, "neural-ode": m.time, "peft": run.model.config.lora}
@@ -64,19 +64,19 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
 
 
 def inline(text: Any) -> str:
-    """Text on one line of Markdown, none of it markup."""
+    """Escape text as one line of Markdown without any markup."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(text)).split())
     return re.sub(f"([{re.escape(punctuation)}])", r"\\\1", line) if re.search(r"[\\`*_\[\]<>#|!&~]", line) else line
 
 
 def fenced(text: str, language: str) -> str:
-    """A code block that its text cannot end."""
+    """Return a code block that its text cannot close."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _results(run: Run) -> tuple[Document, dict[str, str]]:
-    """The run's entry in results.json, and rows to show of it; nothing if it is of a newer or older library."""
+    """Return facts of the run's entry in results.json, and rows to show; both empty if another version wrote it."""
     found = results_of(run.folder)
     try:
         assert found is not None
@@ -99,14 +99,14 @@ def _results(run: Run) -> tuple[Document, dict[str, str]]:
 
 
 def _text(config: Config, name: str) -> str:
-    """What the text is called, without the folders that its files lie in."""
+    """Return the name of the training text, without the folders of its files."""
     if config.data.source != "files":
         return name.replace(config.data.dataset, _dataset(config.data.dataset))
     return ", ".join(Path(pattern).name for pattern in config.data.train)
 
 
 def _dataset(name: str) -> str:
-    """A dataset's name on the hub, which has at most two parts, or the last part of a folder's."""
+    """Return a dataset's name on the hub, which has at most two parts, or the last part of a folder's path."""
     local = name.startswith(("/", "~", ".")) or name.count("/") > 1 or os.path.exists(name)
     return (Path(name).name or name) if local else name
 

@@ -1,4 +1,4 @@
-"""Two runs side by side: what their folders say about training, and item by item about tasks evaluated in both."""
+"""Comparison of two runs: training results from their folders, and item by item the tasks evaluated in both."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ from diffeqformer.store.files import read_sealed
 from diffeqformer.store.paths import path_of
 
 ACCURACIES = ("acc", "acc_norm", "acc_bytes", "exact_match", "em")
-"""Metrics that count right answers."""
+"""Names of metrics that count correct answers."""
 
 Key = tuple[str, int | None, float | None, str | None]
-"""A task and how it was evaluated: name, examples, limit, settings of generation."""
+"""A task and how it was evaluated: task name, few-shot examples, limit, generation settings."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Side:
     name: str
     config: Config
     entry: Document | None
-    """Its part of `results.json`; `None` if it is not finished, or was imported."""
+    """The run's entry in `results.json`; `None` if the run is not finished, or was imported."""
     text: str | None
-    """Digest of the tokens that it was trained and validated on."""
+    """Digest of the tokens that the run was trained and validated on."""
     tasks: dict[Key, Document]
-    """Documents of `evaluations/`."""
+    """The run's evaluation documents, from `evaluations/`."""
 
     @property
     def otherwise(self) -> list[str]:
-        """Tasks that were evaluated at other steps, by another scheme or of another checkpoint than the last."""
+        """Tasks evaluated with steps or a scheme other than the run's own, or of a checkpoint other than the last."""
         last = self.entry and self.entry["updates"]
         return [
             _title(key)
@@ -51,7 +51,7 @@ class Side:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Stored and effective, of the model populated for its own steps."""
+        """Parameter counts, stored and effective, of the model populated at its own number of steps."""
         return parameters(self.config.model)._asdict()
 
 
@@ -67,28 +67,28 @@ class Row(NamedTuple):
     stderrs: tuple[float | None, float | None]
     steps: tuple[int, int]
     items: int
-    """Compared item by item; 0 if the harness gives no numbers of items for this metric."""
+    """Number of items compared one by one; 0 if the harness gives no values per item for this metric."""
     higher_is_better: bool | None
     difference: Difference | None
     holm: float | None
-    """The p-value corrected for all rows that have one."""
+    """The p-value after Holm's correction over all rows that have one."""
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is a fraction of right answers."""
+        """Whether the metric is a fraction of correct answers."""
         return self.metric.partition(" ")[0] in ACCURACIES
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs and what can be said about them."""
+    """Two runs, the metrics they can be compared by, and the tasks that cannot be compared."""
 
     sides: tuple[Side, Side]
     rows: tuple[Row, ...]
     missing: tuple[tuple[str, ...], tuple[str, ...]]
-    """Tasks that the first, and that the second has not been evaluated on in the way of the other."""
+    """Tasks that only the other run has with the same settings: those missing in the first, and in the second."""
     unlike: tuple[str, ...]
-    """Tasks whose version or items are not the same in both."""
+    """Tasks whose version or items differ between the runs."""
 
     @property
     def same_text(self) -> bool:
@@ -97,12 +97,12 @@ class Comparison:
 
 
 def compare_runs(first: str | Path, second: str | Path) -> Comparison:
-    """Compare two runs by their folders; no model is opened.
+    """Compare two runs from their folders, without loading a model.
 
-    Of several evaluations of a task in a run, evaluated in the same way, the newest at the run's own steps, by its own
-    scheme and of a newest checkpoint counts, else the newest at its own steps, else the newest.
+    If a run has several evaluations of a task with the same settings, one is chosen: the newest with the run's own
+    steps and scheme and of the latest checkpoint; else the newest with its own steps; else the newest.
 
-    **Raises:** `BadInput` if a folder is no run, or if the two have nothing that could be compared.
+    **Raises:** `BadInput` if a folder is not a run, or if there is nothing to compare.
     """
     one, other = _open(first), _open(second)
     if one.folder.resolve() == other.folder.resolve():
@@ -137,9 +137,9 @@ def _open(folder: str | Path) -> Side:
 
 
 def evaluations(folder: Path, config: Config) -> dict[Key, Document]:
-    """The documents of a run's evaluations, one for each way of evaluating.
+    """Read a run's evaluation documents, one for each task and its settings.
 
-    **Raises:** `BadInput` for a file that is none.
+    **Raises:** `BadInput` for a file that is not an evaluation.
     """
     found: dict[Key, Document] = {}
     order = lambda d: (_as_trained(d, config), d["steps"] == config.model.steps, d["update"], d["created"])
@@ -155,13 +155,13 @@ def evaluations(folder: Path, config: Config) -> dict[Key, Document]:
 
 
 def _as_trained(document: Values, config: Config) -> bool:
-    """Whether it is of the run's own steps and scheme, and of a newest checkpoint."""
+    """Whether the evaluation used the run's own steps and scheme, and the latest checkpoint."""
     own = (config.model.steps, config.model.scheme.kind, "latest")
     return (document["steps"], document["scheme"], document["checkpoint"]) == own
 
 
 def _shots(document: Values) -> int | None:
-    """Examples in front of an item; of a group, the most of its tasks."""
+    """Return the number of few-shot examples before an item; for a group, the largest of its tasks."""
     shots = document["num_fewshot"].get(document["task"])
     return max(document["num_fewshot"].values(), default=None) if shots is None else shots
 
@@ -173,7 +173,7 @@ def _title(key: Key) -> str:
 
 
 def _rows(first: Values, second: Values) -> list[Row]:
-    """One row per metric of a task; none if the task's version or its items differ."""
+    """Build one row per metric of a task; none if the task's version or its items differ."""
     if first["task_versions"] != second["task_versions"] or first["samples"] != second["samples"]:
         return []
     others = {(row["task"], row["metric"], row["filter"]): row for row in summary(dict(second))}
@@ -203,13 +203,13 @@ def _rows(first: Values, second: Values) -> list[Row]:
 
 
 def _scores(document: Values, row: Values) -> np.ndarray:
-    """Every item's number of a metric; of a group, its parts' one after the other."""
+    """Return a metric's value for every item; for a group, those of its parts one after the other."""
     key, items = f"{row['metric']},{row['filter']}", document["items"]
     return np.array([score for part in _parts(document, row["task"]) for score in items[part].get(key, ())], float)
 
 
 def _parts(document: Values, task: str) -> list[str]:
-    """The tasks with items that a task or a group consists of; none of a group whose parts are not known."""
+    """Return the tasks with items that make up a task or group; none for a group whose parts are not known."""
     if task in document["items"]:
         return [task]
     if task == document["task"]:

@@ -1,12 +1,12 @@
-"""A run goes in, a folder that Hugging Face's Transformers opens comes out, whole or not at all.
+"""Export of a run as a folder that Hugging Face's Transformers opens, written completely or not at all.
 
 model.safetensors, config.json, generation_config.json     the model; several files and an index if it is large
 *_diffeqformer.py                                          its class, unless it is a stock GPT-2 or Llama
 tokenizer.json, tokenizer_config.json                      the tokenizer
-chat_template.jinja                                        that of an imported model, if it had one
+chat_template.jinja                                        the chat template of an imported model, if it had one
 README.md                                                  the model card
-SHA256SUMS                                                 their digests
-adapter/                                                   LoRA, in PEFT's format, if it was asked for apart
+SHA256SUMS                                                 digests of the files
+adapter/                                                   low-rank adapters in PEFT's format, if kept separate
 """
 
 import json
@@ -35,14 +35,14 @@ from diffeqformer.store.paths import path_of
 
 SHARD_BYTES = 5_000_000_000
 MODULES = ("configuration", "weights", "modeling")
-"""The files of our own class, each with `_diffeqformer.py` after its name."""
+"""Files of our own class, without the ending `_diffeqformer.py`."""
 AUTO = {
     "AutoConfig": "configuration_diffeqformer.DiffEqFormerConfig",
     "AutoModel": "modeling_diffeqformer.DiffEqFormerModel",
     "AutoModelForCausalLM": "modeling_diffeqformer.DiffEqFormerForCausalLM",
     "AutoModelForSequenceClassification": "modeling_diffeqformer.DiffEqFormerForSequenceClassification",
 }
-"""What Transformers' classes find in them."""
+"""The class in these files that each of Transformers' Auto classes loads."""
 ADAPTER = "adapter"
 
 
@@ -57,17 +57,17 @@ def export(
 ) -> Exported:
     """Write a run's model as a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
 
-    A model whose weights are functions of depth (`time`, `knots`, `shared`) stays one, which runs at any number of
-    steps, unless `steps` is given: then it is populated, a table of layers. A vanilla table becomes the stock
-    `GPT2LMHeadModel` or `LlamaForCausalLM`; any other model comes with its class and loads with
+    If the weights are functions of depth (`time`, `knots`, `shared`), they stay so, and the model runs at any number of
+    steps, unless `steps` is given: then it is populated, as a table of layers. A vanilla table becomes a stock class,
+    such as `GPT2LMHeadModel` or `LlamaForCausalLM`; any other model comes with its class and loads with
     `trust_remote_code=True`.
 
-    **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must not exist or be empty; `steps`, the
+    **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must be empty or not exist; `steps`, the
     number of depth steps to populate the model at; `dtype`, of the tensors, one of float32, bfloat16, float16;
-    `shard_bytes`, the most that one file of tensors holds; `adapter`, whether low-rank adapters go into `to/adapter` in
-    PEFT's format, beside the model without them, instead of being merged into the matrices.
+    `shard_bytes`, the maximum size of a tensor file; `adapter`, whether low-rank adapters are saved to `to/adapter` in
+    PEFT's format, next to the model without them, instead of being merged into the matrices.
 
-    **Returns:** what was written.
+    **Returns:** a description of the exported folder.
 
     **Raises:** `BadInput` for anything that makes the export impossible; nothing has been written then.
     """
@@ -103,7 +103,7 @@ def export(
         require_space(aside, parameters * np.dtype(DTYPES[dtype]).itemsize, "the model")
         write_tensors(aside, tensors, dtype, shard_bytes, progress)
         _write_json(aside / CONFIG, {**settings, "dtype": dtype, **ids})
-        # Not `max_new_tokens`, which would go before a `max_length` that a caller names.
+        # Not `max_new_tokens`, which would override a `max_length` that a caller gives.
         _write_json(aside / "generation_config.json", {"max_length": model.config.context, **ids, **stops})
         for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **chat_template(run.folder)}.items():
             write_whole(aside / name, text)
@@ -122,12 +122,12 @@ def export(
 
 
 def _special(run: Run) -> tuple[dict[str, str], dict[str, int | None], dict[str, list[int]]]:
-    """The names of special tokens, their ids, and at which generation stops, if at several.
+    """Return the special tokens' names, their ids, and the ids that stop generation, if there are several.
 
-    They are those of the model that was imported, which may have none that begins a text; else the end-of-text token
-    also stands before a text's first token, and padding is made of it.
+    An imported model keeps its own special tokens, and may have none that begins a text. Otherwise the end-of-text
+    token also begins every text, and serves as padding.
 
-    **Raises:** `BadInput` if what the run keeps of them is damaged.
+    **Raises:** `BadInput` if the run's record of them is damaged.
     """
     ends, entries = run.stops, run.tokenizer.get_vocab(with_added_tokens=True)
     named = {number: name for name, number in entries.items()}
@@ -139,7 +139,7 @@ def _special(run: Run) -> tuple[dict[str, str], dict[str, int | None], dict[str,
         raise BadInput(f"file {str(run.folder / SPECIAL)!r} names no tokens of the run's tokenizer; it is damaged.")
     special |= kept
     if run.from_imported and "eos_token" in kept and "bos_token" not in kept and not run.start:
-        del special["bos_token"]  # such as a Qwen's, which has none
+        del special["bos_token"]  # as for Qwen, which has none
     roles = ("bos_token", "eos_token", "pad_token")
     ids = {f"{role}_id": entries[special[role]] if role in special else None for role in roles}
     several = list(dict.fromkeys((entries[special["eos_token"]], *ends)))

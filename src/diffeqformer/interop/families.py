@@ -1,8 +1,8 @@
-"""The families of models that Hugging Face and this library share: GPT-2, GPT-NeoX, Llama and kin, and our own class.
+"""Model families shared by Hugging Face and this library: GPT-2, GPT-NeoX, Llama and its relatives, and our own class.
 
-A family is two tables. The settings of config.json that a model's numbers depend on (`settings`), each with the setting
-of ours that it is, so that one list serves reading and writing. And the names of tensors, `ours: theirs`, which are one
-to one.
+A family consists of two tables. One lists the settings of config.json that a model's numbers depend on (`settings`),
+each with our corresponding setting, so that one list serves reading and writing. The other maps the names of tensors,
+`ours: theirs`.
 """
 
 from collections.abc import Mapping
@@ -47,37 +47,37 @@ OWN = "diffeqformer"
 HEAD = "head"
 VANILLA = {"weights.kind": "layer", "scheme.kind": "lie-trotter", "horizon": "steps"}
 _SCHEMES = tuple(name for name, scheme in SCHEMES.items() if isinstance(scheme, OneStep) and ":" not in name)
-"""Those that `torch/configuration_diffeqformer.py` has, and `reversible` over them."""
+"""Schemes that `torch/configuration_diffeqformer.py` has; it also has `reversible` over them."""
 
 
 class Family(NamedTuple):
-    """How a family is stored: settings, and names of tensors without the prefix that not all files have."""
+    """How a family is stored: its settings, and its tensor names without the prefix, which not all files have."""
 
     settings: type
     fixed: Document
     """Settings of ours that all models of this family share."""
     architecture: str
-    """The class in Transformers."""
+    """Name of the class in Transformers."""
     prefix: str
-    """Before all names but the head's."""
+    """Prefix of all tensor names except the head's."""
     outside: dict[str, str]
     block: str
-    """What stands before a block's own names, with the number of the layer to fill in."""
+    """Prefix of the names in a block, with a placeholder for the layer number."""
     inside: dict[str, tuple[str, ...]]
-    """Arrays of a block; several of theirs are side by side in ours."""
+    """Names of a block's arrays; where there are several of theirs, they lie side by side in ours."""
     outputs_first: bool
-    """Their matrices are (outputs, inputs), as torch.nn.Linear's, not (inputs, outputs), as GPT-2's and ours."""
+    """Whether their matrices are (outputs, inputs), as in torch.nn.Linear; in GPT-2 and here they are the reverse."""
     buffers: str
-    """Tensors of these names are no parameters: masks and tables that older versions stored."""
+    """Pattern of names of tensors that are not parameters: masks and tables that older versions stored."""
     heads_first: bool = False
-    """Query, key and value of a head stand side by side in theirs, in ours all queries, all keys, all values."""
+    """Whether theirs keeps query, key and value of each head together; ours has all queries, all keys, all values."""
     renamed: Mapping[str, str] = {}
-    """Names that older versions gave tensors."""
+    """Tensor names of older versions, mapped to the current ones."""
 
     def config(self, values: Values) -> ModelConfig:
-        """The model that a config.json of this family describes.
+        """Return the config of the model that a config.json of this family describes.
 
-        **Raises:** `BadInput` for a setting that is missing, of a wrong type, or cannot be represented.
+        **Raises:** `BadInput` for a setting that is missing, has the wrong type, or cannot be represented.
         """
         require("is_causal", values.get("is_causal", True), True)
         settings = read_settings(self.settings, values)
@@ -95,7 +95,7 @@ class Family(NamedTuple):
             model["hidden"] = 4 * model["width"]
         if isinstance(settings, OwnSettings):
             model = of_own_kinds(settings, model)
-        # Null means as many as heads; families without grouped queries have no such setting.
+        # Null means as many key-value heads as heads; families without grouped queries have no such setting.
         elif model.get("field.kv_heads", 0) is None:
             model["field.kv_heads"] = model["heads"]
         sections: dict[str, Any] = {}
@@ -105,7 +105,7 @@ class Family(NamedTuple):
         return from_dict(ModelConfig, sections)
 
     def values(self, m: ModelConfig) -> Document:
-        """What `config` reads, of a model that is of this family.
+        """Return the settings of config.json for a model of this family, as `config` reads them.
 
         **Raises:** `BadInput` for a field or a scheme that `torch/configuration_diffeqformer.py` does not have.
         """
@@ -132,7 +132,7 @@ class Family(NamedTuple):
 
 
 # The arrays of a block in our own class. Attention and feed-forward may have different numbers of rows (of layers, or
-# of a scheme's nodes), so that the row's number stands after the part's name, not before it.
+# of a scheme's nodes), so the row number comes after the part's name, not before it.
 _LINEAR = [f"{part}.{end}" for part in ("query_key_value", "output", "up", "down") for end in ("weight", "bias")]
 _ATTENTION = ["norm.scale", "norm.shift", "query_norm.scale", "key_norm.scale", *_LINEAR[:4]]
 _FEED_FORWARD = ["norm.scale", "norm.shift", *_LINEAR[4:], "gate.weight"]
@@ -156,7 +156,7 @@ _NEOX_BLOCK = {
 
 
 def _inside(block: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The names of a block's arrays, from those of its parts, which all have a weight and a bias."""
+    """Return the names of a block's arrays from those of its parts, which all have a weight and a bias."""
     return {
         f"{ours}.{end}": (f"{theirs}.{name}",)
         for ours, theirs in block.items()
@@ -175,9 +175,9 @@ _LLAMA = Family(
         "attention.norm.scale": ("input_layernorm.weight",),
         **{
             f"attention.query_key_value.{end}": tuple(f"self_attn.{part}_proj.{end}" for part in "qkv")
-            for end in _ENDS  # biases of Qwen 2 alone
+            for end in _ENDS  # only Qwen 2 has biases
         },
-        "attention.query_norm.scale": ("self_attn.q_norm.weight",),  # these two of Qwen 3 alone
+        "attention.query_norm.scale": ("self_attn.q_norm.weight",),  # only Qwen 3 has these two
         "attention.key_norm.scale": ("self_attn.k_norm.weight",),
         "attention.output.weight": ("self_attn.o_proj.weight",),
         "feed_forward.norm.scale": ("post_attention_layernorm.weight",),
@@ -244,23 +244,23 @@ FAMILIES = {
         block="",
         inside=_OWN_BLOCK,
         outputs_first=True,
-        buffers=r"(?!)",  # none
+        buffers=r"(?!)",  # matches nothing
     ),
 }
 
 
 LLAMAS = {(False, False): "llama", (True, False): "qwen2", (False, True): "qwen3"}
-"""The model_type of a table of Llama's kind, by its biases and its norms of heads; a Mistral is a Llama."""
+"""The model_type of a Llama-like table of layers, by its biases and its head norms; a Mistral is a Llama."""
 
 
 def is_continuous(m: ModelConfig) -> bool:
-    """Whether the weights are a function of depth that our own class has, too."""
+    """Whether the weights are a function of depth that our own Transformers class also supports."""
     knows_length = m.modulation or m.final_norm_halvings is not None or getattr(m.weights, "rank", None)
     return isinstance(m.weights, TimeConfig | KnotsConfig | SharedConfig) and not knows_length
 
 
 def kind_of(m: ModelConfig) -> str:
-    """The model_type that a model is: one of theirs if it is a table that their classes have, else our own."""
+    """Return a model's model_type: one of theirs if it is a table of layers that their classes have, else our own."""
     whole_steps = m.interval == m.steps and m.first_step is None and not m.edges
     table = isinstance(m.weights, LayerConfig) and m.weights.rows == "step"
     rotary_gpt = isinstance(m.field, GPTConfig) and m.field.rotary is not None
@@ -283,7 +283,7 @@ def kind_of(m: ModelConfig) -> str:
 
 
 def _explicit(m: ModelConfig) -> Any:
-    """The weights' section with those settings given whose defaults depend on others, and without adapters."""
+    """Return the weights section without adapters, with defaults that depend on other settings made explicit."""
     if isinstance(m.weights, TimeConfig):
         return replace(m.weights, highest_frequency=m.weights.fastest)
     if isinstance(m.weights, KnotsConfig):

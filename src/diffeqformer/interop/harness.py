@@ -1,7 +1,7 @@
 """A run as a model of lm-evaluation-harness, under the name `diffeqformer`.
 
-Importing this module registers it beside the harness's own models. `python -m diffeqformer.interop.harness` is the
-harness's own command, `lm_eval`, with this model known to it.
+Importing this module registers it with the harness's own models. `python -m diffeqformer.interop.harness` is the
+harness's own command, `lm_eval`, with this model available.
 """
 
 import json
@@ -36,31 +36,31 @@ os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would
 
 BATCH_SIZE = 16
 SHORTEST = 16
-"""Positions of the smallest shape that is compiled; the others double, up to the context."""
+"""Positions of the smallest compiled shape; the larger ones double it, up to the context."""
 NEW_TOKENS = 256
-"""Generated where a task names no number, as in the harness's own classes."""
+"""New tokens for tasks that give no number, as in the harness's own classes."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""The names that a task may give to the number of new tokens."""
+"""Names under which a task may give the number of new tokens."""
 SETTINGS = (*LENGTHS, "until", "do_sample", "temperature", "top_k", "top_p", "num_beams")
-"""Of generation, that are read."""
+"""Generation settings that are read."""
 
 
 # The import of lm_eval.models above registers the harness's own models, which it does only while it knows none.
 @register_model("diffeqformer")
 class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
-    """A run's model at a fixed number of depth steps, as lm-evaluation-harness asks for it.
+    """A run's model at a fixed number of depth steps, with the interface of lm-evaluation-harness.
 
-    Text is encoded as in training, without special tokens. An imported model whose tokenizer starts every text with a
-    token gets it, as from the harness's `hf` class. Requests are sorted by length and padded on the right, so that few
-    shapes are compiled; rows do not see each other.
+    Text is encoded as in training, without special tokens. If an imported model's tokenizer starts every text with a
+    token, it is added, as in the harness's `hf` class. Requests are sorted by length and padded on the right, so that
+    few shapes are compiled; rows do not see each other.
 
-    **Arguments:** `run`, its folder, or what `load_run` opened; `steps`, the trained number if not given (an adaptive
-    model takes the fixed grid too, since its own steps would depend on the batch); `scheme`, another one by name;
-    `checkpoint`, as for `load_run`; `batch_size`, sequences at one time, 16 for `auto`; `seed`, for tasks that sample;
-    `progress`, for display. `device` and `max_batch_size` are not read: the harness's command gives `cuda:0`
-    unasked, but JAX chooses the device (`JAX_PLATFORMS`).
+    **Arguments:** `run`, its folder, or a run opened by `load_run`; `steps`, the trained number if not given (an
+    adaptive model also uses the fixed grid, since its own steps would depend on the batch); `scheme`, the name of
+    another one; `checkpoint`, as for `load_run`; `batch_size`, sequences at one time, 16 for `auto`; `seed`, for tasks
+    that sample; `progress`, for display. `device` and `max_batch_size` are ignored: the harness's command passes
+    `cuda:0` by default, but JAX chooses the device (`JAX_PLATFORMS`).
 
-    **Raises:** `BadInput` for what the run cannot do.
+    **Raises:** `BadInput` for options that the run does not support.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     @property
     def prefix_token_id(self) -> int:
-        """What stands before a text that has nothing before it."""
+        """The token placed before a text that has no context."""
         return self.opened.before
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model can look at."""
+        """Context length of the model, in tokens."""
         return self.model.config.context
 
     @property
     def max_gen_toks(self) -> int:
-        """New tokens where a task names no number."""
+        """New tokens for tasks that give no number."""
         return NEW_TOKENS
 
     @property
     def tokenizer_name(self) -> str:
-        """Names the tokenizer by its content, for the harness's cache of requests."""
+        """A name derived from the tokenizer's content, for the harness's cache of requests."""
         return "diffeqformer-" + digest(self.opened.tokenizer.to_str().encode())[:16]
 
     def get_model_info(self) -> Document:
-        """What the harness writes beside its results."""
+        """Return the facts that the harness writes along with its results."""
         return {
             "model_num_parameters": count(self.model),
             "model_dtype": self.model.config.compute_dtype,
@@ -121,7 +121,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         }
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Refused: texts are evaluated as they are.
+        """Refuse chat templates: texts are evaluated as they are.
 
         **Raises:** `BadInput`, always.
         """
@@ -131,22 +131,22 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         )
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """None; refused if one is asked for."""
+        """Return the empty string, for no template; refuse if one is requested."""
         return self.apply_chat_template([]) if chat_template else ""
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Tokens of a text, with the one that starts every text if this model has such a token."""
+        """Encode a text, with the token that starts every text if this model has one."""
         ids = encode(self._prompts, string)
         return ids if add_special_tokens is False else started(self._start, ids)
 
-    # The three requests.
+    # The three kinds of requests.
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """`log p(continuation | context)` in nats, and whether greedy sampling would give the continuation."""
+        """Compute `log p(continuation | context)` in nats, and whether greedy decoding would give the continuation."""
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = True) -> list[float]:
-        """`log p(text)` in nats, every token predicted once, from as many before it as the context has room for."""
+        """Compute `log p(text)` in nats; each token is predicted once, from as many before it as fit in the context."""
         texts = [request.args[0] for request in requests]
         scored = self._score([([self.prefix_token_id], self.tok_encode(text, False)) for text in texts])
         for text, (nats, _) in zip(texts, scored, strict=True):
@@ -154,7 +154,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         return [nats for nats, _ in scored]
 
     def generate_until(self, requests: list, disable_tqdm: bool = True) -> list[str]:
-        """What follows each context, up to the first stop string, the end-of-text token or the most new tokens.
+        """Continue each context up to the first stop string, the end-of-text token or the maximum of new tokens.
 
         **Raises:** `BadInput` for settings that cannot be carried out, before anything is generated.
         """
@@ -174,7 +174,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
                     stage.advance(len(batch))
         return texts
 
-    # How they are answered.
+    # How the requests are answered.
 
     def _loglikelihood_tokens(self, requests: list, **_: Any) -> list[tuple[float, bool]]:
         for (context, continuation), _, ids in requests:
@@ -189,16 +189,16 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         return scored
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        """For each (context, continuation) the log-probability of the latter, and whether it is the greedy one.
+        """Compute each continuation's log-probability after its context, and whether it is the greedy continuation.
 
         A context that is too long loses its beginning. A continuation longer than the model's context is predicted in
-        pieces, each token from as many before it as there is room for.
+        pieces, each token from as many before it as fit.
         """
         pieces = [_Piece(i, *piece) for i, pair in enumerate(pairs) for piece in _windows(*pair, self.max_length)]
         nats, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
         with self.progress.stage("Scoring", len(pieces)) as stage:
             for batch in _batches(pieces, lambda piece: len(piece.inputs), self.batch_size):
-                # Always a whole batch, so that few shapes are compiled; rows that are left over are not read.
+                # Always a full batch, so that few shapes are compiled; the results of unused rows are ignored.
                 shape = (self.batch_size, _padded(len(batch[0].inputs), self.max_length))
                 inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
                 for row, piece in enumerate(batch):
@@ -221,9 +221,9 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)], lengths[row] = prompt, len(prompt)
         numbers = jnp.asarray([prompt.number for prompt in batch] + [0] * (self.batch_size - len(batch)))
-        # By the number of the request, so that a text does not depend on the batch that it is in.
+        # Keys follow the request's number, so that a text does not depend on its batch.
         keys = jax.vmap(lambda number: jax.random.fold_in(jax.random.key(self.seed), number))(numbers)
-        # `write` goes on by AT_A_TIME tokens, the last ones of which may not be asked for.
+        # `write` always adds AT_A_TIME tokens, the last of which may not be needed.
         room = longest + -(-plan.new_tokens // AT_A_TIME) * AT_A_TIME
         state = read(self.model, jnp.asarray(ids), jnp.asarray(lengths), keys, room)
         drawn = np.zeros((self.batch_size, 0), np.int32)
@@ -235,10 +235,10 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
                 return [text for text, _ in ended]
 
     def _until(self, drawn: np.ndarray, stops: Sequence[str]) -> tuple[str, bool]:
-        """The text before the first stop, and whether there was one."""
+        """Return the text before the first stop, and whether there was one."""
         tokenizer = self.opened.tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        # Decoding leaves special tokens out, so that a stop which is one is found among the ids.
+        # Decoding drops special tokens, so stops that are special tokens are searched among the ids.
         special = [number for stop in stops if (number := tokenizer.token_to_id(stop)) in added]
         ends = np.flatnonzero(np.isin(drawn, [*self._ends, *special]))
         text = tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
@@ -247,7 +247,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
 
 class _Piece(NamedTuple):
-    """A part of request `number`: inputs (position,), and targets of the last of them."""
+    """A part of request `number`: inputs (position,), and the targets of the last inputs."""
 
     number: int
     inputs: list[int]
@@ -271,9 +271,9 @@ class _Plan(NamedTuple):
 
 
 def require_known(settings: Document) -> None:
-    """Check settings of generation that a user gives in place of a task's.
+    """Check the generation settings with which a user overrides a task's.
 
-    **Raises:** `BadInput` for one that is not read, with the nearest that is, or that has no value.
+    **Raises:** `BadInput` for an unknown setting, naming the nearest known one, or for one without a value.
     """
     for name, value in settings.items():
         if name not in SETTINGS:
@@ -284,10 +284,10 @@ def require_known(settings: Document) -> None:
 
 
 def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Plan:
-    """The harness's settings of generation as ours.
+    """Convert the harness's generation settings to ours.
 
     **Raises:** `BadInput` for new tokens that leave no room for a prompt, and for settings that are out of range or
-    would be left unread.
+    would be ignored.
     """
     if unread := next((name for name in settings if name not in SETTINGS), None):
         raise BadInput(f"the task's generation_kwargs have {unread}, but only {', '.join(SETTINGS)} are read here.")
@@ -314,10 +314,10 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
 
 
 def _windows(context: list[int], continuation: list[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Inputs, at most `room` of them, and the continuation's tokens that the last of them predict."""
+    """Yield inputs, at most `room` of them, and the continuation's tokens that the last inputs predict."""
     if len(continuation) <= room:
         if continuation:
-            # The cut of the harness's own classes: from the left, and without the last token, which is only predicted.
+            # Cut as in the harness's own classes: from the left, and without the last token, which is only predicted.
             yield (context + continuation)[-(room + 1) :][:-1], continuation
         return
     for window in get_rolling_token_windows(continuation, context[-1], room, 1):
@@ -326,13 +326,13 @@ def _windows(context: list[int], continuation: list[int], room: int) -> Iterator
 
 
 def _batches(items: Sequence[Any], length: Callable[[Any], int], size: int) -> Iterator[list[Any]]:
-    """Longest first, so that a batch holds items of about one length and the most memory is needed at once."""
+    """Yield batches, longest items first, so that lengths in a batch are similar and peak memory is needed first."""
     ordered = sorted(items, key=length, reverse=True)
     return (ordered[start : start + size] for start in range(0, len(ordered), size))
 
 
 def _padded(length: int, context: int) -> int:
-    """The length that is compiled for: the next power of two, at most the context."""
+    """Return the compiled length for a text: the next power of two, at most the context."""
     return min(context, max(SHORTEST, 1 << (length - 1).bit_length()))
 
 

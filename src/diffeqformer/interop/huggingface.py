@@ -1,7 +1,7 @@
-"""Hugging Face's models as models of this library, and back, number for number.
+"""Conversion of Hugging Face's models to models of this library and back, number for number.
 
-GPT-2, GPT-NeoX, Llama, and for all others of ours the class of `torch/modeling_diffeqformer.py`, as `families`
-describes them. `places` says for each of their tensors which part of ours it is.
+The families are GPT-2, GPT-NeoX, Llama, and for all other models of ours the class of
+`torch/modeling_diffeqformer.py`, as `families` describes them. `places` maps each of their tensors to a part of ours.
 """
 
 import re
@@ -29,32 +29,32 @@ from diffeqformer.store.paths import path_of
 
 CONFIG, TOKENIZER, TABLE = "config.json", "tokenizer.json", "weights.layers."
 GENERATED = ("networks", "shared")
-"""The parts of `TimeWeights`, which `torch/modeling_diffeqformer.py` has by the same names; all others are rows."""
+"""Parts of `TimeWeights`, with the same names in `torch/modeling_diffeqformer.py`; all other arrays are rows."""
 
 
 class Place(NamedTuple):
-    """One of their tensors, and the part of our array that it is: `ours[at][..., order]`, transposed if it says so."""
+    """One of their tensors, and the part of our array that it holds: `ours[at][..., order]`, perhaps `transposed`."""
 
     theirs: str
     at: tuple[Any, ...]
     shape: tuple[int, ...]
-    """As they store it."""
+    """Shape of their tensor, as stored."""
     transposed: bool
     order: slice | np.ndarray = slice(None)
-    """Where in the part their outputs stand."""
+    """Positions of their outputs in the part."""
 
     def put(self, ours: np.ndarray, theirs: np.ndarray) -> None:
-        """Write theirs into ours."""
+        """Write their tensor into our array."""
         ours[self.at][..., self.order] = theirs.T if self.transposed else theirs
 
     def taken(self, ours: np.ndarray) -> np.ndarray:
-        """Theirs, out of ours: a view where the order is the same."""
+        """Return their tensor from our array: a view where the order is the same."""
         part = ours[self.at][..., self.order]
         return part.T if self.transposed else part
 
 
 def places(family: Family, config: ModelConfig) -> dict[str, list[Place]]:
-    """For each of our arrays, by its path in the model, their tensors that it is made of."""
+    """Return, for each of our arrays by its path in the model, the tensors of theirs that it consists of."""
     leaves = by_path(abstract(config))
     return {path: _places(family, config, path, leaf.shape) for path, leaf in leaves.items()}
 
@@ -63,7 +63,7 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
     if path in family.outside:
         return [Place(family.outside[path], (), shape, False)]
     _, source, name = path.split(".", 2)
-    if source in GENERATED:  # as here, but with all axes turned round: (d_emb, outputs, inputs)
+    if source in GENERATED:  # as here, but with all axes reversed: (d_emb, outputs, inputs)
         return [Place(f"{source}.{name}", (), shape[::-1], True)]
     names = family.inside[name]
     query, key = config.head_width * config.heads, config.head_width * config.kv_heads
@@ -84,16 +84,16 @@ def _places(family: Family, config: ModelConfig, path: str, shape: tuple[int, ..
 
 @dataclass(frozen=True)
 class Published:
-    """A Hugging Face folder that was found to hold a model of ours; its numbers are not read yet."""
+    """A Hugging Face folder whose model this library can represent; its tensors are not read yet."""
 
     folder: Path
     model_type: str
     config: ModelConfig
     tensors: dict[str, Stored]
-    """By name, without the family's prefix."""
+    """Tensors by name, without the family's prefix."""
 
     def read(self, progress: Progress | None = None) -> Transformer:
-        """The model, in float32.
+        """Read the model, in float32.
 
         **Raises:** `BadInput` if a number is not finite, or if a tied head is stored and differs from the embedding.
         """
@@ -121,16 +121,16 @@ class Published:
 
 
 def open_huggingface(folder: str | Path) -> Published:
-    """Look at a folder as Transformers writes it: its config.json, and names and shapes of its tensors.
+    """Check a folder as Transformers writes it: its config.json, and the names and shapes of its tensors.
 
-    **Raises:** `BadInput` for whatever cannot be this library's model, number for number, by name and value.
+    **Raises:** `BadInput`, with name and value, for anything that this library cannot represent number for number.
     """
     folder = path_of(folder)
     require_folder(folder, "folder", "`import ORGANISATION/NAME` fetches a published model from the hub")
     require_sums(folder, (CONFIG, TOKENIZER, INDEX, SETTINGS, SPECIAL, TEMPLATE, "*.safetensors"))
     values = read_json(folder / CONFIG)
     kind = values.get("model_type")
-    # A tuple compares and does not hash: what a file has there may be a list.
+    # A tuple compares without hashing: the file's value may be a list.
     if kind not in tuple(FAMILIES):
         raise BadInput(f"model_type in {str(folder / CONFIG)!r} is {kind!r}, but must be one of {', '.join(FAMILIES)}.")
     family = FAMILIES[kind]
@@ -143,32 +143,32 @@ def open_huggingface(folder: str | Path) -> Published:
     except BadInput as error:
         raise BadInput(f"file {str(folder / CONFIG)!r}: {error}") from None
     tensors = _by_short_name(family, find_tensors(folder))
-    if config.tied and (head := family.outside[HEAD]) in tensors:  # of one tensor's two names some keep the head's
+    if config.tied and (head := family.outside[HEAD]) in tensors:  # some store the tied tensor as the head
         tensors.setdefault(family.outside["embedding.tokens"], tensors[head])
     _require_fit(family, config, tensors, folder)
     return Published(folder, kind, config, tensors)
 
 
 def from_huggingface(folder: str | Path, progress: Progress | None = None) -> Transformer:
-    """The model in a Hugging Face folder of a GPT-2, GPT-NeoX or Llama, or of an export, with Transformers' logits.
+    """Load a GPT-2, GPT-NeoX, Llama or exported model from a Hugging Face folder, with Transformers' logits.
 
     **Arguments:** `folder`, with config.json and model.safetensors, or several such files with their index.
 
-    **Returns:** a model of `layer` weights, or of the weights that were exported, in float32.
+    **Returns:** a model with `layer` weights, or with weights of the exported kind, in float32.
 
-    **Raises:** `BadInput` if it is another model, has settings that change the numbers, or is not whole.
+    **Raises:** `BadInput` if it is another model, has unsupported settings that change the numbers, or is incomplete.
     """
     return open_huggingface(folder).read(progress)
 
 
 def to_huggingface(model: Transformer) -> tuple[Document, dict[str, np.ndarray]]:
-    """A model as Transformers takes it: the settings of config.json, and its tensors by name.
+    """Convert a model for Transformers: the settings of config.json, and the tensors by name.
 
     **Arguments:** `model`, without adapters.
 
     **Returns:** the settings, `model_type` and `architectures` included; the tensors, in float32, as views.
 
-    **Raises:** `BadInput` if Transformers has no class for it, and ours has not its scheme.
+    **Raises:** `BadInput` if Transformers has no class for the model, and our own class lacks its field or scheme.
     """
     config = replace(model.config, tied=model.head is None)
     kind = kind_of(config)
@@ -184,7 +184,7 @@ def to_huggingface(model: Transformer) -> tuple[Document, dict[str, np.ndarray]]
 
 
 def _by_short_name(family: Family, tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """The parameters among `tensors`, their names without the prefix."""
+    """Return the parameters among `tensors`, by name without the prefix."""
     found: dict[str, Stored] = {}
     for name, tensor in tensors.items():
         short = family.renamed.get(name, name.removeprefix(family.prefix))
@@ -196,7 +196,7 @@ def _by_short_name(family: Family, tensors: Mapping[str, Stored]) -> dict[str, S
 
 
 def _require_fit(family: Family, config: ModelConfig, tensors: Mapping[str, Stored], folder: Path) -> None:
-    """Every tensor has a place, every place its tensor, and all shapes agree."""
+    """Check that every tensor has a place, that every place has a tensor, and that all shapes agree."""
     wanted = {part.theirs: part.shape for parts in places(family, config).values() for part in parts}
     for name, shape in wanted.items():
         if name not in tensors:

@@ -1,4 +1,4 @@
-"""A Hugging Face folder goes in, a run folder comes out, whole or not at all."""
+"""Import of a Hugging Face folder as a run folder, which is written completely or not at all."""
 
 import json
 import shutil
@@ -27,13 +27,13 @@ from diffeqformer.store.paths import path_of
 
 SENTENCEPIECE = "tokenizer.model"
 MODEL_FILES = (CONFIG, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, run_folder.CONFIG)
-"""What is fetched from the hub; the last makes a repository a run."""
+"""Files fetched from the hub; the last one marks a repository as a run."""
 RUN_FILES = (
     run_folder.CONFIG, run_folder.TOKENIZER, TEMPLATE, SPECIAL, run_folder.DATA, run_folder.IMPORTED,
     run_folder.METRICS, run_folder.RESULTS, f"{run_folder.CHECKPOINTS}/*",
 )  # fmt: skip
 LEARNING_RATE = 1e-4
-"""What fine-tuning starts from, since nobody knows what the model was trained with: cautious at GPT-2's size."""
+"""Learning rate that fine-tuning starts from, as the model's own is unknown: cautious at GPT-2's size."""
 
 
 def import_huggingface(
@@ -43,14 +43,14 @@ def import_huggingface(
     adapter: str | Path | None = None,
     context: int | None = None,
 ) -> Run:
-    """Make a run of the model and the tokenizer in a Hugging Face folder; `load_run` opens it again.
+    """Make a run from the model and the tokenizer in a Hugging Face folder; `load_run` opens it later.
 
     **Arguments:** `folder`, as for `from_huggingface`, with a tokenizer that `load_tokenizer` can load; or the name of
-    such a repository on the hub, or of a run there, which is copied. `run`, the run's folder, which must not
-    exist or be empty; `adapter`, a folder of low-rank adapters of PEFT to put beside it; `context`, most tokens of a
-    sequence, at most the model's own.
+    such a repository on the hub, or of a run there, which is copied; `run`, the new run's folder, which must be empty
+    or not exist; `adapter`, a folder of PEFT's low-rank adapters to add to the model; `context`, the maximum sequence
+    length in tokens, at most the model's own.
 
-    **Returns:** the run, at update 0 unless it was one.
+    **Returns:** the run, at update 0 unless a run was copied.
 
     **Raises:** `BadInput` for anything that makes the import impossible; nothing has been written then.
     """
@@ -88,14 +88,14 @@ def import_huggingface(
 
 
 def _with_context(model: Transformer, context: int) -> Transformer:
-    """The same model of shorter sequences, which has fewer learned positions."""
+    """Return the model with a shorter context, and its learned positions cut to match."""
     own, positions = model.embedding, model.embedding.positions
     embedding = replace(own, positions=None if positions is None else positions[:context])
     return model.replace(embedding=embedding, config=replace(model.config, context=context))
 
 
 def _copied(folder: Path, run: Path) -> Run:
-    """A run out of the hub's cache, whose files are links, as regular files."""
+    """Copy a run from the hub's cache, where files are links, as regular files."""
     with becoming(run, "run folder", "importing", keep_lock=True) as aside:
         require_space(aside, sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()), "the run")
         shutil.copytree(folder, aside, dirs_exist_ok=True)
@@ -104,7 +104,7 @@ def _copied(folder: Path, run: Path) -> Run:
 
 
 def _tokenizer_of(published: Published, progress: Progress) -> Tokenizer:
-    """The tokenizer that lies beside the model, found to fit it, without special tokens that have no embedding,
+    """Load the tokenizer from the model's folder, check that it fits, and drop special tokens that have no embedding,
     such as one for padding that was never trained."""
     folder = published.folder
     if (folder / SENTENCEPIECE).is_file() and not (folder / run_folder.TOKENIZER).is_file():

@@ -1,8 +1,9 @@
 """Low-rank adapters in the format of Hugging Face's PEFT.
 
-Ours are stacked over layers; PEFT's are one for each module: `lora_A`, (rank, inputs), and `lora_B`, (outputs, rank).
-Where several of their modules are side by side in one matrix of ours, as Llama's query, key and value are, ours go out
-with the same A and own columns of B each. Theirs, whose A differ, come in side by side: a rank for each module.
+This library stacks adapters over layers; PEFT has one for each module: `lora_A`, (rank, inputs), and `lora_B`,
+(outputs, rank). Several of PEFT's modules may lie side by side in one matrix here, such as Llama's query, key and
+value. On export they get the same A, and each its own columns of B. On import, if their A differ, adapters are placed
+side by side, and their ranks add up.
 """
 
 import json
@@ -38,10 +39,10 @@ OUTER = "base_model.model."
 def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
     """Write the adapters of a model into `folder`, for `PeftModel.from_pretrained(base_model, folder)`.
 
-    Only the adapters: whatever else was trained with them, such as embeddings, is part of the base model, which is
+    Only adapters are written. Anything else trained with them, such as embeddings, belongs to the base model, which is
     `model.without_adapters()` as `export` writes it.
 
-    **Arguments:** `model`, with adapters; `folder`, made if it is not there; `base`, name or folder of the base model.
+    **Arguments:** `model`, with adapters; `folder`, created if missing; `base`, name or folder of the base model.
 
     **Raises:** `BadInput` if the model has no adapters.
     """
@@ -69,7 +70,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        # Without the number of the layer: PEFT adapts every module whose name ends so.
+        # Without the layer number: PEFT adapts every module whose name ends in one of these.
         "target_modules": sorted({re.sub(r".*\.\d+\.|\.lora_[AB]\.weight$", "", name) for name in tensors}),
         "fan_in_fan_out": not family.outputs_first,
         "bias": "none",
@@ -84,7 +85,7 @@ def save_adapter(model: Transformer, folder: str | Path, base: str) -> None:
 
 @dataclass(frozen=True)
 class Settings:
-    """What adapter_config.json says about an adapter's numbers; defaults are those of PEFT."""
+    """The settings of adapter_config.json that an adapter's values depend on; defaults are those of PEFT."""
 
     r: int = 8
     lora_alpha: float = 8.0
@@ -93,7 +94,7 @@ class Settings:
 
     @property
     def scale(self) -> float:
-        """What `A B` is multiplied by."""
+        """The factor by which `A B` is multiplied."""
         return self.lora_alpha / (self.r**0.5 if self.use_rslora else self.r)
 
 
@@ -103,21 +104,21 @@ EMPTY = (
     "trainable_token_indices", "layer_replication", "alora_invocation_tokens", "monteclora_config",
     "kasa_config", "use_bdlora",
 )  # fmt: skip
-"""Settings that can be read with these values only, or only if they are empty or false."""
+"""Settings accepted only with these values (`ONLY`), or only if they are empty or false (`EMPTY`)."""
 BESIDE = (True, False, None, "gaussian", "orthogonal", "eva", "mica")
-"""Ways to begin an adapter that leave the base as it is; with others (PiSSA, OLoRA, ...) PEFT changes it, too."""
+"""Values of `init_lora_weights` that leave the base model alone; with others (PiSSA, OLoRA, ...) PEFT changes it."""
 
 
 def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
-    """The model with low-rank adapters of PEFT beside its weights, as `PeftModel.from_pretrained(model, folder)`.
+    """Add low-rank adapters of PEFT to a model, as `PeftModel.from_pretrained(model, folder)` does.
 
-    A module that has no adapter in the folder gets one that is zero, if others of its kind have one. Ranks are made
-    equal by zeros: adapters of Llama's query, key and value become one of three times their rank.
+    A module without an adapter in the folder gets a zero adapter if others of its kind have one. Ranks are made equal
+    by padding with zeros: adapters of Llama's query, key and value become one of three times their rank.
 
     **Arguments:** `model`, a table of layers without adapters: imported, vanilla, or populated; `folder`, with
     adapter_config.json and adapter_model.safetensors, made for the model as `export` writes it.
 
-    **Raises:** `BadInput` for an adapter of another kind, for another model, or that is not whole.
+    **Raises:** `BadInput` if the adapter is of another kind, made for another model, or incomplete.
     """
     folder = path_of(folder)
     if not isinstance(model.weights, LayerWeights) or model.config.lora:
@@ -143,7 +144,7 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
                 found.setdefault(name, defaultdict(list))[part.at[0]].append((part, *halves))
     if not found:
         raise BadInput(f"adapter folder {str(folder)!r} has no adapter of this model's linear maps.")
-    # Modules in one matrix that have one A need their own rank, else that of each.
+    # Modules of one matrix that share one A need only rank r; otherwise their ranks add up.
     each = [modules for layers in found.values() for modules in layers.values()]
     rank = max(settings.r if _shared(modules) else settings.r * len(modules) for modules in each)
     least = min(side for name in found for side in linear_maps(model.weights.layers)[name].weight.shape[-2:])
@@ -152,7 +153,7 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
             f"adapter folder {str(folder)!r}: modules that are one matrix here need rank {rank} together (r is "
             f"{settings.r}), but a matrix has {least} at most; merge the adapter with PEFT and import the result."
         )
-    # alpha / rank stays PEFT's scale, whatever rank modules side by side have together.
+    # alpha / rank stays PEFT's scale, whatever the combined rank of modules side by side.
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
     weights = model.weights.changed(partial(attach, lora=lora, key=jax.random.key(0)))
@@ -165,9 +166,9 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
 
 
 Modules = list[tuple[Place, np.ndarray, np.ndarray]]
-"""Those in one matrix of ours that have an adapter, with A (inputs, rank) and B (rank, outputs)."""
+"""The modules with an adapter in one matrix of ours, with their A (inputs, rank) and B (rank, outputs)."""
 Layers = dict[int, Modules]
-"""The modules of one linear map of ours by layer."""
+"""The modules with an adapter in one linear map of ours, by layer."""
 
 
 def _read_settings(path: Path) -> Settings:
@@ -193,7 +194,7 @@ def _read_settings(path: Path) -> Settings:
 
 
 def _names(family: Family, part: Place) -> tuple[str, str]:
-    """The tensors of a module's A and B."""
+    """Return the tensor names of a module's A and B."""
     module = OUTER + family.prefix + part.theirs.removesuffix(".weight")
     return f"{module}.lora_A.weight", f"{module}.lora_B.weight"
 
@@ -214,7 +215,7 @@ def _require_places(
 def _halves(
     stored: Mapping[str, Stored], family: Family, part: Place, settings: Settings, folder: Path
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """A and B of a module, transposed to ours; `None` if it has no adapter."""
+    """Read A and B of a module, transposed to our layout; `None` if the module has no adapter."""
     names = _names(family, part)
     if not any(name in stored for name in names):
         return None
@@ -231,12 +232,12 @@ def _halves(
 
 
 def _shared(modules: Modules) -> bool:
-    """Whether the modules of one matrix have one A."""
+    """Whether all modules of one matrix have the same A."""
     return all(np.array_equal(a, modules[0][1]) for _, a, _ in modules)
 
 
 def _side_by_side(layers: Layers, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fill A (layer, inputs, rank) and B (layer, rank, outputs), which are zero, with the modules of each layer."""
+    """Fill zero arrays A (layer, inputs, rank) and B (layer, rank, outputs) with the adapters of each layer."""
     for layer, modules in layers.items():
         start, shared = 0, _shared(modules)
         for part, theirs_a, theirs_b in modules:

@@ -1,4 +1,4 @@
-"""The settings of config.json that a model's numbers depend on, each with the setting of ours that it is."""
+"""The settings of config.json that a model's numbers depend on, each with our corresponding setting."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
@@ -23,12 +23,12 @@ from diffeqformer.plain import Document, Values
 
 
 def _is(ours: str, default: Any = MISSING, alias: str | None = None) -> Any:
-    """A setting of theirs that is our `ModelConfig`'s `ours` (dotted inside a section), and may stand as `alias`."""
+    """Declare the setting of theirs for `ours` in our `ModelConfig` (dotted inside a section), also named `alias`."""
     return field(default=default, metadata={"ours": ours, "alias": alias})
 
 
 def _only(value: Any) -> Any:
-    """A setting that can be represented with this value alone."""
+    """Declare a setting that can be represented with this value only."""
     return field(default=value, metadata={"only": value})
 
 
@@ -56,7 +56,7 @@ class GPT2Settings:
 
 @dataclass(frozen=True)
 class GPTNeoXSettings:
-    """The settings of a GPT-NeoX, such as Pythia; before Transformers 5 two of them stand by other names."""
+    """The settings of a GPT-NeoX, such as Pythia; before Transformers 5, two of them have other names."""
 
     hidden_size: int = _is("width")
     intermediate_size: int = _is("hidden")
@@ -73,10 +73,10 @@ class GPTNeoXSettings:
     attention_bias: bool = _only(True)
 
     def more(self, values: Values) -> Document:
-        """Those settings of ours that follow from several of theirs, or from their words."""
+        """Return those of our settings that follow from several of theirs, or are expressed differently."""
         old = {name: values.get(name) for name in ("rotary_emb_base", "rotary_pct")}
         rope = read_settings(NeoXRopeSettings, old | rope_of({**values, "rope_theta": None}))
-        top = values.get("rope_theta")  # which Transformers passes over in this family
+        top = values.get("rope_theta")  # which Transformers ignores in this family
         if top not in (None, rope.rope_theta):
             raise BadInput(
                 f"rope_theta is {top!r}, but a GPT-NeoX reads that of rope_parameters or rotary_emb_base, here "
@@ -123,11 +123,11 @@ class LlamaSettings:
 
 @dataclass(frozen=True)
 class MistralSettings(LlamaSettings):
-    """The settings of a Mistral; up to the length of its window the window changes nothing."""
+    """The settings of a Mistral; its sliding window has no effect on texts no longer than the window."""
 
     @staticmethod
     def window(values: Values) -> int | None:
-        """Tokens that a token looks back at, itself included; `None` for all. Null is all, not the default."""
+        """Return how many tokens a token attends to, itself included; `None` for all. Null is all, not the default."""
         window = values.get("sliding_window", 4096)
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise BadInput(f"sliding_window is {window!r}, but must be a whole number of at least 1, or null.")
@@ -136,14 +136,14 @@ class MistralSettings(LlamaSettings):
 
 @dataclass(frozen=True)
 class Qwen3Settings(LlamaSettings):
-    """The settings of a Qwen 3, whose heads have a width of their own."""
+    """The settings of a Qwen 3, which has its own default head width."""
 
     head_dim: int | None = _is("field.head_width", 128)
 
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Rotary embedding of a Llama: `rope_parameters`, before Transformers 5 `rope_scaling` and `rope_theta`."""
+    """Rotary embedding of a Llama: `rope_parameters`, or `rope_scaling` and `rope_theta` before Transformers 5."""
 
     rope_theta: float = _is("field.rope_theta", 10000.0)
     rope_type: Literal["default", "llama3"] = "default"
@@ -155,7 +155,7 @@ class RopeSettings:
 
     @property
     def scaling(self) -> Document | None:
-        """Our setting of the same."""
+        """The same scaling as our `field.rope_scaling`; `None` for the default type."""
         if self.rope_type == "default":
             return None
         scaling = {ours: getattr(self, theirs) for ours, theirs in SCALING.items()}
@@ -211,11 +211,11 @@ SCALING = {
     "high_freq_factor": "high_freq_factor",
     "original_context": "original_max_position_embeddings",
 }
-"""`RotaryScalingConfig` in their words."""
+"""Their names of the settings of `RotaryScalingConfig`, by our names."""
 
 
 def read_settings(cls: type, values: Values) -> Any:
-    """The settings that `cls` names, of the right types; all others are about something else. Null is not given."""
+    """Read the settings that `cls` names, and check their types; all others are ignored. Null counts as not given."""
     known = {key: value for key, value in values.items() if key in get_type_hints(cls) and value is not None}
     for setting in fields(cls):
         alias = setting.metadata.get("alias")
@@ -234,7 +234,7 @@ def read_settings(cls: type, values: Values) -> Any:
 
 
 def ours_of(settings: Any) -> Iterator[tuple[str, Any]]:
-    """Our settings, by their dotted names, as `from_dict` takes them."""
+    """Yield our settings by their dotted names, as `from_dict` takes them."""
     for setting in fields(settings):
         if "ours" in setting.metadata:
             value = getattr(settings, setting.name)
@@ -242,9 +242,9 @@ def ours_of(settings: Any) -> Iterator[tuple[str, Any]]:
 
 
 def of_own_kinds(settings: OwnSettings, model: Document) -> Document:
-    """Our own class stores the settings of all kinds: `model` without those of other kinds than its own.
+    """Return `model` without the settings of kinds other than its own; our own class stores those of all kinds.
 
-    **Raises:** `BadInput` if one of them is not at its default: its class may read what ours does not.
+    **Raises:** `BadInput` if one of them is not at its default: the exported class may read it, though ours does not.
     """
     if isinstance(settings.weights, LayerConfig | KnotsConfig):
         require("weights.lora", settings.weights.lora, None)
@@ -263,7 +263,7 @@ def of_own_kinds(settings: OwnSettings, model: Document) -> Document:
 
 
 def rope_of(values: Values) -> Document:
-    """The rotary embedding's settings, wherever this version of Transformers wrote them."""
+    """Collect the rotary embedding's settings, wherever the version of Transformers wrote them."""
     outside = ("rope_theta", "original_max_position_embeddings")
     given = {name: values[name] for name in outside if values.get(name) is not None}
     for key in ("rope_scaling", "rope_parameters"):
@@ -282,7 +282,7 @@ def rope_of(values: Values) -> Document:
 
 
 def rope_parameters(field: LlamaConfig) -> Document:
-    """The same, as Transformers 5 writes it."""
+    """Return the rotary embedding's settings as Transformers 5 writes them."""
     if field.rope_scaling is None:
         return {"rope_type": "default", "rope_theta": field.rope_theta}
     scaling = {theirs: getattr(field.rope_scaling, ours) for ours, theirs in SCALING.items()}
@@ -290,6 +290,6 @@ def rope_parameters(field: LlamaConfig) -> Document:
 
 
 def require(name: str, found: Any, value: Any) -> None:
-    """Refuse a setting that has another value than the only one that can be represented."""
+    """Check that a setting has the only value that can be represented."""
     if found != value:
         raise BadInput(f"{name} is {found!r}, but must be {value!r}: a model with another one cannot be imported.")

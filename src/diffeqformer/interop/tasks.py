@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a run: found by name, evaluated one after the other, kept beside the run."""
+"""Tasks of lm-evaluation-harness on a run: found by name, evaluated one after the other, results kept with the run."""
 
 import contextlib
 import difflib
@@ -20,18 +20,18 @@ from diffeqformer.store.regular import require_no_links
 
 FOLDER = "evaluations"
 RESAMPLES = 1000
-"""Of the bootstrap, for metrics whose standard error has no formula."""
+"""Bootstrap resamples, for metrics whose standard error has no formula."""
 
 
 class Tasks:
-    """Tasks by name, with their data.
+    """Tasks of the harness, found by name and loaded with their data.
 
     **Arguments:** `names`, of tasks, groups or tags of the harness, patterns such as `blimp_*`, or YAML files;
-    `include`, folders of task files of one's own, which come before the harness's. The harness's own list of some
+    `include`, folders of your own task files, which take precedence over the harness's. The harness's own list of some
     14,000 tasks is only read if a name is not found in them.
 
-    **Raises:** `BadInput` if the harness is not installed, for a name that does not exist, with the nearest ones, for
-    two files of one name, and for data that cannot be had.
+    **Raises:** `BadInput` if the harness is not installed, for an unknown name (with the nearest ones), for two files
+    of the same name, and for data that cannot be loaded.
     """
 
     def __init__(self, names: Sequence[str], include: Sequence[str] = ()):
@@ -63,7 +63,7 @@ class Tasks:
         self.loaded = {title: self._load(name) for name, title in zip(found, titles, strict=True)}
 
     def are_those_of(self, evaluation: Document) -> bool:
-        """Whether a document of `evaluate_tasks` is of these tasks in these versions, and of all their items."""
+        """Whether a document of `evaluate_tasks` covers these tasks, in these versions and with all their items."""
         groups = [each for one in self.loaded.values() for each in one]
         parts = [task for one in groups for task in (one.get_all_tasks() if hasattr(one, "get_all_tasks") else [one])]
         asked = {task.task_name: (task.VERSION, len(task.eval_docs)) for task in parts}
@@ -76,10 +76,10 @@ class Tasks:
         return self.manager.match_tasks([name])
 
     def _load(self, name: str) -> list[Any]:
-        """The task or group, or the tasks of a tag, as `simple_evaluate` takes them."""
+        """Load a task or group, or the tasks of a tag, as `simple_evaluate` takes them."""
         try:
             loaded = self.manager.load([name])
-        except Exception as error:  # each reader of data and each task has its own kinds
+        except Exception as error:  # each data reader and each task has its own exceptions
             what = reason(error, 200)
             raise BadInput(
                 f"task {name!r} cannot be loaded ({type(error).__name__}: {what}); unless its data is on this machine "
@@ -107,11 +107,11 @@ def evaluate_tasks(
     **Arguments:** `run`, as `load_run` opens it with `checkpoint`; `steps` and `scheme` as for `DiffEqFormerLM`;
     `num_fewshot`, `limit` and `gen_kwargs` as for the harness's `simple_evaluate`; `batch_size`, sequences at one time.
 
-    **Returns:** for each task a document as it is written: what was run, `results` (task, metric, filter, value,
+    **Returns:** for each task, the document that was written: what was run, `results` (task, metric, filter, value,
     standard error), and for each item its metrics, in order.
 
-    **Raises:** `BadInput` for what the model cannot do, and settings of generation that are not read; `RunFailed` if a
-    document cannot be written.
+    **Raises:** `BadInput` for options that the model does not support, and for unknown generation settings; `RunFailed`
+    if a document cannot be written.
     """
     from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.utils import simple_parse_args_string  # pyright: ignore[reportMissingImports]
@@ -161,13 +161,13 @@ def evaluate_tasks(
 
 
 def summary(document: Document) -> list[Document]:
-    """The rows of a task's results to show: a group's own if there is one, else all."""
+    """Return the rows of a task's results to show: only those of groups if there are any, else all."""
     of_groups = [row for row in document["results"] if row["group"]]
     return of_groups or document["results"]
 
 
 def _rows(found: Document) -> list[Document]:
-    """The harness's results, one row per metric."""
+    """Convert the harness's results to one row per metric."""
     groups = found.get("groups", {})
     rows = []
     for task, metrics in {**groups, **found["results"]}.items():
@@ -183,7 +183,7 @@ def _rows(found: Document) -> list[Document]:
 
 
 def _items(samples: Sequence[Document]) -> dict[str, list[float | None]]:
-    """Each item's metrics that are numbers, in the order of the task's documents; several filters have several."""
+    """Collect each item's numeric metrics, in the order of the task's documents, separately for each filter."""
     items: dict[str, list[float | None]] = {}
     for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
         for metric in sample["metrics"]:
@@ -193,7 +193,7 @@ def _items(samples: Sequence[Document]) -> dict[str, list[float | None]]:
 
 
 def _number(value: Any) -> float | None:
-    """What JSON has a word for."""
+    """Return a finite number, which JSON can represent, or `None`."""
     return finite_or_none(value) if isinstance(value, (int, float)) else None
 
 
@@ -202,7 +202,7 @@ def _title(name: str) -> str:
 
 
 def _file_name(document: Document, num_fewshot: int | None) -> str:
-    """Says what was run, so that the same again replaces it and anything else stands beside it."""
+    """Name a file by what was run, so that repeating it replaces the file and anything else gets its own."""
     parts = [document["task"], f"{document['steps']}-steps"]
     parts += [] if num_fewshot is None else [f"{num_fewshot}-shot"]
     parts += [] if document["limit"] is None else [f"limit-{document['limit']:g}"]

@@ -21,23 +21,23 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 NUMBERS = ("F64", "F32", "F16", "BF16")
 DTYPES: Document = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
-"""What tensors can be written as."""
+"""Dtypes that tensors can be written in."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a file, whose numbers are not read yet."""
+    """A tensor in a file, whose values are not read yet."""
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As safetensors names it."""
+    """Name of the dtype in safetensors."""
 
     def require_floats(self) -> "Stored":
-        """This one.
+        """Return this tensor after checking that it holds floats.
 
-        **Raises:** `BadInput` if it holds other than floats.
+        **Raises:** `BadInput` if it holds anything else.
         """
         if self.dtype not in NUMBERS:
             raise BadInput(
@@ -47,11 +47,11 @@ class Stored:
         return self
 
     def read(self) -> Float[np.ndarray, "..."]:
-        """Its numbers as float32.
+        """Read the tensor as float32.
 
-        **Raises:** `BadInput` if one of them is not finite.
+        **Raises:** `BadInput` if one of its values is not finite.
         """
-        with safe_open(self.file, framework="numpy") as file, np.errstate(over="ignore"):  # found below
+        with safe_open(self.file, framework="numpy") as file, np.errstate(over="ignore"):  # checked below
             array = file.get_tensor(self.name).astype(np.float32)
         if not np.isfinite(array).all():
             raise BadInput(f"tensor {self.name!r} in {str(self.file)!r} has numbers that are not finite in float32.")
@@ -59,7 +59,7 @@ class Stored:
 
 
 def find_tensors(folder: Path) -> dict[str, Stored]:
-    """All tensors of a folder by name.
+    """Find all tensors of a folder, by name.
 
     **Raises:** `BadInput` if there is no safetensors file, or if one is missing or damaged.
     """
@@ -81,14 +81,14 @@ def find_tensors(folder: Path) -> dict[str, Stored]:
     for name, file in places.items():
         if name not in tables[file]:
             raise BadInput(f"file {str(folder / file)!r} has no tensor {name!r}, but {INDEX} says that it has.")
-        found[name] = tables[file][name]  # which may lie in another one, too
+        found[name] = tables[file][name]  # another file may have one of this name, too
     return found
 
 
 def tensors_in(path: Path) -> dict[str, Stored]:
-    """All tensors of one safetensors file by name.
+    """Find all tensors of one safetensors file, by name.
 
-    **Raises:** `BadInput` if it is missing or damaged.
+    **Raises:** `BadInput` if the file is missing or damaged.
     """
     found = {}
     try:
@@ -110,7 +110,7 @@ def tensors_in(path: Path) -> dict[str, Stored]:
 def write_tensors(
     folder: Path, tensors: Mapping[str, np.ndarray], dtype: str, shard_bytes: int, progress: Progress
 ) -> None:
-    """Write tensors as one file, or as several of at most `shard_bytes` each (but for larger tensors) and an index.
+    """Write tensors as one file, or as several of at most `shard_bytes` each (except larger tensors) and an index.
 
     **Arguments:** `tensors` by name; `dtype`, one of `DTYPES`.
 
@@ -136,12 +136,12 @@ def write_tensors(
 
 
 def save(tensors: dict[str, np.ndarray], file: Path) -> None:
-    """Write one safetensors file that torch reads, with the permissions of any new file (the library's own: 0600)."""
+    """Write one safetensors file that torch reads, with the permissions of any new file (safetensors itself: 0600)."""
     try:
         save_file(tensors, file, {"format": "pt"})
-    except SafetensorError as error:  # of a full disk, too
+    except SafetensorError as error:  # also for a full disk
         raise RunFailed(f"file {str(file)!r} cannot be written: {reason(error)}.") from error
-    # The umask cannot be read without setting it, for all threads: a new file shows it.
+    # The umask cannot be read without setting it for all threads, so a new file's mode is copied.
     plain = file.with_suffix(".tmp")
     plain.touch(exist_ok=False)
     file.chmod(plain.stat().st_mode)
@@ -158,9 +158,9 @@ def _as(dtype: str, name: str, tensor: np.ndarray) -> np.ndarray:
 
 
 def read_json(path: Path) -> Document:
-    """The table that a JSON file holds.
+    """Read the object in a JSON file.
 
-    **Raises:** `BadInput` if it cannot be read or is something else.
+    **Raises:** `BadInput` if the file cannot be read or holds anything else.
     """
     try:
         values = json.loads(read_small(path, JSON_BYTES).decode())
@@ -181,9 +181,9 @@ def _is_pointer(path: Path) -> bool:
 
 
 def require_folder(folder: Path, what: str, advice: str) -> None:
-    """Check that a folder is there.
+    """Check that a folder exists.
 
-    **Raises:** `BadInput` with `advice` if it is not, or if it is a file, as one of the folder's own often is.
+    **Raises:** `BadInput` with `advice` if it does not; also if it is a file, often one inside the intended folder.
     """
     if folder.is_file():
         raise BadInput(f"{what} {str(folder)!r} is a file; name the folder that it is in, {str(folder.parent)!r}.")
@@ -192,7 +192,7 @@ def require_folder(folder: Path, what: str, advice: str) -> None:
 
 
 def no_tensors(folder: Path, missing: str, way: str) -> str:
-    """Why a folder has no safetensors file: `missing`, or it has a pickle, which `way` converts."""
+    """Say why a folder has no safetensors file: it has `missing`, or a pickle, which `way` converts."""
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not pickles:
         return f"folder {str(folder)!r} has {missing}."

@@ -1,7 +1,7 @@
 """Settings of a DiffEqFormer for Hugging Face Transformers 5: its sizes, its weights, and how its depth is integrated.
 
-Depth t runs from 0 to 1 in `steps` steps. A scheme is how one step goes, from the blocks A and M at the scheme's nodes,
-the points inside a step at which it needs weights.
+Depth t runs from 0 to 1 in `steps` steps. A scheme computes one step from the blocks A and M at the scheme's nodes, the
+points inside a step at which it needs weights.
 Written by diffeqformer, which trains such models in JAX. This file needs torch and transformers only.
 """
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 
 
 class OneStep(NamedTuple):
-    """A scheme that carries nothing from step to step but the state."""
+    """A scheme that carries only the state from step to step."""
 
     attention_nodes: tuple[float, ...]
     """Where in a step A's weights are needed, as fractions of the step."""
@@ -51,17 +51,17 @@ class Reversible:
         return states[0]
 
     def _increment(self, a, m, x, dt, place):
-        """How far the base scheme moves x; its node c lies at `place(c)`."""
+        """Return the base scheme's increment of x, with its node c at `place(c)`."""
         a = [a[self.attention_nodes.index(place(c))] for c in self.base.attention_nodes]
         m = [m[self.feed_forward_nodes.index(place(c))] for c in self.base.feed_forward_nodes]
         return self.base.advance(a, m, x, dt) - x
 
 
 class EarlyExit:
-    """A one-step scheme whose tokens stop: each, once settled, goes on in a straight line.
+    """A one-step scheme with early exit: once a token has settled, its state continues in a straight line.
 
-    A token's prediction is where that line ends, after the final norm. It has settled when a step moves it by less than
-    the threshold (root mean square).
+    A token's prediction is the end of that line, after the final norm. A token has settled when a step moves its
+    prediction by less than the threshold (root mean square).
     """
 
     def __init__(self, base: OneStep, threshold: float, horizon: float, normalise: Callable):
@@ -148,34 +148,34 @@ class DiffEqFormerConfig(PreTrainedConfig):
         # kind: time, time-shared-mlp or knots, functions of depth; shared, one row; layer, a row per step or node
         weights: dict = {"kind": "layer", "rows": "step"},  # noqa: B006
         scheme: str = "euler",  # one of SCHEMES, or "reversible"
-        horizon: float = 1.0,  # integration time of the whole depth
+        horizon: float = 1.0,  # length of the ODE's time interval, covered by depth 0 to 1
         steps: int = 6,
         first_step: float | None = None,  # as a fraction of depth; if None, all steps are equal
-        spacing: str = "equal",  # dyadic: lengths are powers of two, the last steps being halves
-        edges: list[float] | None = None,  # the times between unequal steps, if there are as many steps
+        spacing: str = "equal",  # dyadic: step lengths are powers of two, the last steps half as long
+        edges: list[float] | None = None,  # boundaries of unequal steps from 0 to 1, used if they match steps
         reversible_base: str = "euler", reversible_coupling: float = 0.99,
         vocab_size: int = 2048, hidden_size: int = 128, intermediate_size: int = 512,
         num_attention_heads: int = 4, num_key_value_heads: int = 4, max_position_embeddings: int = 128,
         head_width: int | None = None,  # hidden_size / num_attention_heads if None
         biases: bool = False,  # llama's query, key and value have biases
         head_norms: bool = False,  # norms of each head's query and key
-        rotary: float | None = None,  # gpt's: the part of a head that rotary positions turn; if None, they are learned
-        exact_gelu: bool = False,  # gpt's: GELU without the tanh approximation
+        rotary: float | None = None,  # gpt: the part of a head that rotary positions rotate; if None, they are learned
+        exact_gelu: bool = False,  # gpt: GELU without the tanh approximation
         norm_epsilon: float = 1e-5, rope_theta: float = 10000.0,
         rotary_scaling: dict | None = None,  # Llama 3's: factor, low_freq_factor, high_freq_factor, original_context
-        nested_norm: bool = False,  # M normalises what A's norm gives, not x
+        nested_norm: bool = False,  # M normalises the output of A's norm, not x
         norm_shift: bool = False,  # RMSNorms of blocks have a shift, too
         final_norm_epsilon: float | None = None,  # if not norm_epsilon
         embedding_norm: bool = False,  # the state at depth 0 has unit root mean square
         embedding_dropout: float = 0.0, attention_dropout: float = 0.0, residual_dropout: float = 0.0,
-        # How it was trained, for diffeqformer to read back; here precision is that of loading, and steps are fixed.
+        # How the model was trained, for diffeqformer to read back. Here loading sets the precision; steps are fixed.
         compute_dtype: str = "float32", tolerance: dict | None = None,
         initializer_range: float = 0.02, use_cache: bool = True, tie_word_embeddings: bool = True, **kwargs,
     ):  # fmt: skip
         for name, value in {**locals()}.items():
             if name not in ("self", "kwargs", "__class__", "tie_word_embeddings"):
                 setattr(self, name, value)
-        # A property here, which cannot be set.
+        # It is a property here, which cannot be set.
         kwargs.pop("num_hidden_layers", None)
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
 
@@ -190,7 +190,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
 
     @property
     def num_hidden_layers(self):
-        """What Transformers takes for the number of key-value caches: one for each evaluation of A."""
+        """Number of layers with a key-value cache, as Transformers counts them: one for each evaluation of A."""
         return self.steps * self.method().attention_evaluations
 
     @property
@@ -205,7 +205,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
 
     @property
     def turned(self):
-        """How many numbers of each head's query and key rotary positions turn."""
+        """Number of components of each head's query and key that rotary positions rotate."""
         return int(self.head_dim * self.rotary) if self.rotary else self.head_dim
 
     def method(self):
@@ -215,7 +215,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         return Reversible(base, self.reversible_coupling) if reversible else base
 
     def grid(self):
-        """The times from 0 to 1 between steps."""
+        """The times of the step boundaries, from 0 to 1."""
         steps, first = self.steps, self.first_step
         if self.edges and len(self.edges) == steps + 1:
             return list(self.edges)

@@ -5,9 +5,9 @@
     logits = head(norm(x(end)))
 
 Where the weights are functions of depth, the model runs at any number of steps: `from_pretrained(folder, steps=12)`,
-`model.set_steps(6)`, `model.with_steps(2)`, `model.generate(..., steps=4)`. The weights of a depth are generated once
-and kept until a parameter changes. The state after step l is `hidden_states[l]`; `attentions` has one entry per
-evaluation of A.
+`model.set_steps(6)`, `model.with_steps(2)`, `model.generate(..., steps=4)`. The weights for a number of steps are
+generated once and kept until a parameter changes. The state after step l is `hidden_states[l]`; `attentions` has one
+entry per evaluation of A.
 Written by diffeqformer, which trains such models in JAX. These files need torch and transformers only.
 """
 
@@ -40,7 +40,7 @@ from .weights_diffeqformer import (
 )
 
 SOURCES = ("networks.", "shared.", "attention.", "feed_forward.")
-"""What the names of those parameters begin with that rows are generated from."""
+"""Name prefixes of the parameters that rows are generated from."""
 
 
 class Embedding(nn.Module):
@@ -59,14 +59,14 @@ class Embedding(nn.Module):
 
 
 class DiffEqFormerPreTrainedModel(PreTrainedModel):
-    """What the model has with any head."""
+    """Base class of the model with any head, or none."""
 
     config_class = DiffEqFormerConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules, _skip_keys_device_placement = ["Attention", "FeedForward"], ["past_key_values"]
     _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True
-    _keep_in_fp32_modules_strict = ["network", "shared"]  # of time: small, and everything depends on them
+    _keep_in_fp32_modules_strict = ["network", "shared"]  # time networks: small, and all weights depend on them
 
     def set_steps(self, steps: int):
         """Change the number of depth steps, in place."""
@@ -74,7 +74,7 @@ class DiffEqFormerPreTrainedModel(PreTrainedModel):
         return self
 
     def with_steps(self, steps: int):
-        """The same model at another depth, whose parameters are these: a draft model for `assistant_model`."""
+        """Return the model at another number of steps, sharing parameters: a draft model for `assistant_model`."""
         config = copy.deepcopy(self.config)
         config.steps = steps
         other = _sharing(self, config)
@@ -97,7 +97,7 @@ class DiffEqFormerPreTrainedModel(PreTrainedModel):
 
 
 def _sharing(module, config):
-    """A copy of a module with another config and the same parts."""
+    """Copy a module, with another config and the same submodules."""
     other = copy.copy(module)
     other._modules, other.config = dict(module._modules), config
     return other
@@ -113,7 +113,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         self.embedding = Embedding(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.final_norm = norm_of(config, final=True)
-        self.kept = {}  # by number of steps: rows that were generated, and of which parameters
+        self.kept = {}  # by number of steps: the parameters' state, and the rows generated from it
         weights, nodes = config.weights, self._nodes()
         if weights["kind"].startswith("time"):
             blocks = {"attention": Attention, "feed_forward": FeedForward}
@@ -158,7 +158,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
             "attention_mask": create_causal_mask(config=config, inputs_embeds=x, **given),
             "past_key_values": past_key_values,
         }
-        x = wide(x)  # the sum of many small steps; in bfloat16 it would be off by as much as their number
+        x = wide(x)  # the sum of many small steps: in bfloat16 its error would grow with their number
         if exits:
             method = EarlyExit(method, exit_threshold, config.horizon, lambda x: self.final_norm(x.to(dtype)))
         rows, grid, attentions, slots = self._rows(), config.grid(), [], count()
@@ -178,7 +178,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         )
 
     def _blocks_of(self, step, rows, slots, seen, dtype, attentions):
-        """A and M of a step as functions of the state, at each of the scheme's nodes (which may share one row)."""
+        """Return A and M of a step as functions of the state, at each of the scheme's nodes (which may share a row)."""
 
         def at_nodes(rows, nodes):
             own = max(1, len(rows) // self.config.steps)  # one row may serve all nodes of a step, or all steps
@@ -201,7 +201,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         return method.attention_nodes, method.feed_forward_nodes
 
     def _rows(self):
-        """The rows of A's weights and those of M's, in the order of depth."""
+        """Return the rows of A's weights and those of M's, in the order of depth."""
         if self.config.weights["kind"] in ("layer", "shared"):
             return self.attention, self.feed_forward
         sources = [p for name, p in self.named_parameters() if name.startswith(SOURCES)]
@@ -217,7 +217,7 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         return self.kept[steps][1]
 
     def _generated(self):
-        """The rows of both halves for the steps of the config; gradients go through them to the parameters."""
+        """Generate the rows of A and M for the config's steps; gradients flow through them to the parameters."""
         config, found, dtype = self.config, [], self.embedding.tokens.weight.dtype
         for name, block, nodes in zip(
             ("attention", "feed_forward"), (Attention, FeedForward), self._nodes(), strict=True
@@ -238,14 +238,14 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
         return found
 
     def _positions(self, x, attention_mask, before):
-        """Position of each token in its text: padding, wherever it is, is not counted."""
+        """Return each token's position in its text; padding, wherever it is, is not counted."""
         if attention_mask is not None and attention_mask.dim() == 2:
             return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -x.shape[1] :]
         return torch.arange(before, before + x.shape[1], device=x.device)[None]
 
 
 class DiffEqFormerForCausalLM(DiffEqFormerPreTrainedModel, GenerationMixin):
-    """The whole model."""
+    """The model with a language-modelling head."""
 
     _tied_weights_keys = {"head.weight": "model.embedding.tokens.weight"}
 
@@ -262,7 +262,7 @@ class DiffEqFormerForCausalLM(DiffEqFormerPreTrainedModel, GenerationMixin):
         self.head = value
 
     def generate(self, *args, steps: int | None = None, **kwargs):
-        """As any model's `generate`, at `steps` depth steps if given."""
+        """Generate as any Transformers model does, at `steps` depth steps if given."""
         model = self if steps is None else self.with_steps(steps)
         return super(DiffEqFormerForCausalLM, model).generate(*args, **kwargs)
 
@@ -277,7 +277,7 @@ class DiffEqFormerForCausalLM(DiffEqFormerPreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states, output_attentions=output_attentions,
             exit_threshold=exit_threshold, return_dict=True,
         )  # fmt: skip
-        # As in Transformers 0 keeps the logits of all positions: slice(-0, None).
+        # As in Transformers, 0 keeps the logits of all positions: slice(-0, None).
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.head(found.last_hidden_state[:, kept])
         judged = {"logits": logits, "labels": labels, "vocab_size": self.config.vocab_size, **kwargs}
@@ -295,7 +295,7 @@ class DiffEqFormerForSequenceClassification(GenericForSequenceClassification, Di
     """The model with a classifier on the last token's state."""
 
     def __init__(self, config: DiffEqFormerConfig):
-        # Not the generic class's, which looks the model up by AutoModel.
+        # Not the generic class's `__init__`, which looks the model up by AutoModel.
         DiffEqFormerPreTrainedModel.__init__(self, config)
         self.num_labels = config.num_labels
         self.model = DiffEqFormerModel(config)

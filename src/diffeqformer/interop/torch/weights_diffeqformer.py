@@ -1,7 +1,7 @@
 """The blocks of a DiffEqFormer, and where their weights come from: a table, or functions of depth.
 
-A row is one block with the weights of one time. Rows are parameters (a table of layers, one shared row, the knots), or
-they are generated: from knots between which weights are interpolated, or by small networks of time.
+A row is one block with its weights at one time. Rows are parameters (a table of layers, one shared row, the knots), or
+they are generated: by interpolation between knots, or by small networks of time.
 Written by diffeqformer. This file needs torch and transformers only.
 """
 
@@ -29,7 +29,7 @@ def norm_of(config, final=False) -> nn.Module:
 
 
 def rotary_angles(config, position_ids, dtype):
-    """Cosines and sines of the angle `p theta^(-2i/d)` of each position p and pair i (Su et al. 2021), as scaled."""
+    """Cosines and sines of the angle `p theta^(-2i/d)` of each position p and pair i (Su et al. 2021), with scaling."""
     half = config.turned // 2
     frequencies = config.rope_theta ** -(torch.arange(half, device=position_ids.device, dtype=torch.float32) / half)
     if scaling := config.rotary_scaling:
@@ -38,19 +38,19 @@ def rotary_angles(config, position_ids, dtype):
         kept = ((turns - low) / (high - low)).clamp(0, 1)
         frequencies = frequencies * ((1 - kept) / scaling["factor"] + kept)
     angles = position_ids[:, None, :, None].float() * frequencies
-    angles = torch.cat([angles, angles], dim=-1)  # (batch, 1, position, numbers that turn)
+    angles = torch.cat([angles, angles], dim=-1)  # (batch, 1, position, rotated components)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x, cos, sin):
-    """Turn the pairs `(x_i, x_(i + d/2))` by their angles, i < d/2; the numbers from d on stay."""
+    """Rotate the pairs `(x_i, x_(i + d/2))` by their angles, i < d/2; components from d on are unchanged."""
     x, rest = x.split([cos.shape[-1], x.shape[-1] - cos.shape[-1]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([x * cos + torch.cat([-second, first], dim=-1) * sin, rest], dim=-1)
 
 
 def eager_attention(module, query, keys, values, mask, scaling, dropout=0.0, **_):
-    """`softmax(Q K^T scaling) V` in plain products: for `attn_implementation="eager"`."""
+    """Compute `softmax(Q K^T scaling) V` in plain products, for `attn_implementation="eager"`."""
     keys, values = (part.repeat_interleave(module.num_key_value_groups, dim=1) for part in (keys, values))
     scores = query @ keys.transpose(-1, -2) * scaling
     weights = (scores if mask is None else scores + mask).softmax(-1, dtype=torch.float32).to(query.dtype)
@@ -95,7 +95,7 @@ class Attention(GradientCheckpointingLayer):
 
 
 class FeedForward(GradientCheckpointingLayer):
-    """`M(x)`: GELU of the GPT family, SwiGLU of Llama's."""
+    """`M(x)`: feed-forward block with GELU in the GPT family, SwiGLU in Llama's."""
 
     def __init__(self, config):
         super().__init__()
@@ -113,7 +113,7 @@ class FeedForward(GradientCheckpointingLayer):
         return self.dropout(self.down(inner))
 
 
-# ----- Weights as functions of depth. They are generated in float32 or better, whatever they are stored in.
+# ----- Weights as functions of depth. They are generated in float32 or better, whatever the stored dtype.
 
 
 def wide(x):
@@ -121,7 +121,7 @@ def wide(x):
 
 
 def generated_row(block, config, tensors):
-    """A block of class `block` with `tensors`, by their names, in place of its parameters."""
+    """Build a block of class `block` with `tensors`, by name, in place of its parameters."""
     with torch.device("meta"):
         row = block(config)
     for name, tensor in tensors.items():
@@ -180,7 +180,7 @@ class TimeNorm(nn.Module):
 
 
 def time_networks(block, config) -> nn.ModuleDict:
-    """What generates each linear map and norm of a block."""
+    """Build the modules that generate each linear map and norm of a block."""
     with torch.device("meta"):
         parts = block(config).named_children()
     unit = lambda part: TimeLinear if isinstance(part, nn.Linear) else TimeNorm
@@ -189,7 +189,7 @@ def time_networks(block, config) -> nn.ModuleDict:
 
 
 def generate(networks, shared, times) -> dict:
-    """The tensors of a block at `times`, stacked, by time networks; `shared` is the one network of all, if any."""
+    """Generate a block's tensors at `times`, stacked, from time networks; `shared` is the network of all, if any."""
     h = None if shared is None else shared(times)
     return {
         f"{name}.{leaf}": stack
@@ -199,8 +199,8 @@ def generate(networks, shared, times) -> dict:
 
 
 def interpolate(rows, times, edges, knots, basis, place, average=False, **_) -> dict:
-    """The tensors of a block between the rows at the knots, `sum_k B_k(t) W_k`, stacked: at `times`, or, for
-    `average`, their means over the steps between `edges`."""
+    """Interpolate a block's tensors between the rows at the knots, `sum_k B_k(t) W_k`, stacked: at `times`, or, with
+    `average`, as means over the steps between `edges`."""
     weights = mean_basis(edges, knots, basis, place) if average else cardinal_basis(times, knots, basis, place)
     named = [dict(row.named_parameters()) for row in rows]
     if any("base_layer" in name for name in named[0]):
@@ -210,7 +210,7 @@ def interpolate(rows, times, edges, knots, basis, place, average=False, **_) -> 
 
 
 def mean_basis(edges, knots, basis, place):
-    """The mean of `B_k` over each step; Gauss and Legendre's rule is exact between edges and halves of knots."""
+    """Compute the mean of `B_k` over each step; the Gauss-Legendre rule is exact between edges and half knots."""
     breaks = torch.arange(1, 2 * knots, dtype=edges.dtype, device="cpu") / (2 * knots)
     ends = torch.cat([edges, breaks]).sort().values
     middle, half = (ends[:-1] + ends[1:]) / 2, ends.diff() / 2
@@ -224,11 +224,11 @@ def cardinal_basis(times, knots, basis, place):
     """`B_k(t)`, 1 at knot k and 0 at all others: piecewise linear (`hat`) or constant (`box`), or the natural cubic
     spline (`cubic`).
 
-    Knots lie in the middles or at the ends of `knots` equal parts of depth; before the first and after the last the
-    weights are constant.
+    Knots lie in the middles or at the ends of `knots` equal parts of depth; before the first knot and after the last
+    one the weights are constant.
     """
     at = (times * knots - {"middle": 0.5, "end": 1.0}[place]).clamp(0, knots - 1)
-    near = (2 * at).round() / 2  # a knot's own time may be off by a rounding
+    near = (2 * at).round() / 2  # a knot's own time may have a rounding error
     at = torch.where((at - near).abs() < 1e-9, near, at)
     left = at.floor().long().clamp(0, max(knots - 2, 0))
     right = (left + 1).clamp(max=knots - 1)
