@@ -1,4 +1,4 @@
-"""The explorer's page: the same front end, with the server's answers or with a model of its own."""
+"""The explorer's page: one front end, with answers from outside or with a model of its own."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,19 +14,19 @@ from diffeqformer.studies.attribution import DESCRIPTIONS
 
 
 def served_page(session: Session) -> str:
-    """The page that asks the server it came from, and nobody else."""
+    """Build the page that asks the server it came from, and nobody else."""
     pages = pages_of([run.folder for run in session.runs])
     about = [one | {"pages": address} for one, address in zip(session.about(), pages, strict=True)]
     return _page(session, ("explorer_server.js",), "'self'", {}, about, list(session.answers))
 
 
 def framed_page(session: Session) -> str:
-    """The page that asks the page around it, as in a notebook's widget; it can reach nothing else."""
+    """Build the page that asks the page around it, as in a notebook's widget; it can reach nothing else."""
     return _page(session, ("explorer_frame.js",), "'none'", {}, session.about(), list(session.answers))
 
 
 def portable_page(session: Session) -> str:
-    """One file that opens offline and runs the models in the browser; it can reach nothing.
+    """Build one file that opens offline and runs the models in the browser; it can reach nothing.
 
     **Raises:** `BadInput` for a run that a page cannot hold.
     """
@@ -37,11 +37,11 @@ def portable_page(session: Session) -> str:
 
 OVERLAYS = [{"name": name, "description": DESCRIPTIONS[name], "signed": name in SIGNED} for name in EXPLANATIONS]
 MODEL = ("explorer_arrays.js", "explorer_matrices.js", "explorer_weights.js", "explorer_model.js")
-"""The model in JavaScript."""
+"""Scripts of the model in JavaScript."""
 
 
 def told_apart(runs: Sequence[Document], folders: Sequence[Path]) -> list[Document]:
-    """The runs, those of one name each with its folder's and, if they are of one folder, with its update."""
+    """Give runs of the same name distinct ones: with the folder's name and, if the folder is the same, the update."""
 
     def apart(run: Document, folder: Path) -> str:
         alike = [own for one, own in zip(runs, folders, strict=True) if one["name"] == run["name"]]

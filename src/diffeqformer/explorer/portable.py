@@ -1,9 +1,9 @@
-"""A small model as a page can hold it: its arrays, and what a browser needs to know to run them.
+"""A small model in the form that a page can hold: its arrays, and what a browser needs to know to run them.
 
-Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how c is computed. For `time` weights c
-is `(1, h(t))` and B is `(C, P)`; for `knots` the cardinal basis; tables and blocks of dyadic steps take one row,
-`shared` has one. What the length of a step changes, the page adds: low-rank corrections, norms and gains, the final
-norm.
+Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how to compute c. For `time` weights c is
+`(1, h(t))` and B is `(C, P)`; for `knots` c is the cardinal basis; tables and blocks of dyadic steps take one row;
+`shared` has only one. The page itself adds what depends on the length of a step: low-rank corrections, norms and gains,
+the final norm.
 """
 
 import base64
@@ -41,14 +41,14 @@ from diffeqformer.runs.opening import Run
 from diffeqformer.studies.inputs import pieces_of
 
 MOST_PARAMETERS = 40_000_000
-"""That a page holds: 107 MB."""
+"""Most parameters that a page holds: 107 MB."""
 WHOLE_PARAMETERS = 2_000_000
-"""Up to which they are in single precision: half of it moves a prediction that hangs in the balance by a percent."""
+"""Most parameters stored in single precision; half precision moves a prediction that is a close call by a percent."""
 SHARED = "shared"
 
 
 class Arrays:
-    """Arrays one after the other."""
+    """Arrays stored one after the other."""
 
     def __init__(self, kind: str) -> None:
         self.places: dict[str, list] = {}
@@ -57,7 +57,7 @@ class Arrays:
         self._length = 0
 
     def add(self, name: str, values: Any, kind: str = "") -> None:
-        """Append one, of the usual precision unless another is named."""
+        """Append an array, in the usual precision unless `kind` names another."""
         kind = kind or self._kind
         content = np.ascontiguousarray(values, kind).tobytes()
         # In JavaScript a Float32Array has to begin at a multiple of four bytes.
@@ -67,12 +67,12 @@ class Arrays:
         self._length += len(content)
 
     def base64(self) -> str:
-        """All of them."""
+        """Return the bytes of all arrays in base64."""
         return base64.b64encode(b"".join(self._parts)).decode()
 
 
 def portable(run: Run) -> tuple[Document, str]:
-    """What the page needs to know of a run's model, and its arrays.
+    """Return what the page needs to know about a run's model, and its arrays in base64.
 
     **Raises:** `BadInput` for a model, a scheme or a tokenizer that the page cannot run.
     """
@@ -129,7 +129,7 @@ def _refusal(run: Run, what: str) -> BadInput:
 
 
 def _scheme(scheme: Scheme) -> Document | None:
-    """A scheme as the page takes it; `None` for one that it does not know."""
+    """Describe a scheme for the page; `None` for one that the page does not know."""
     if isinstance(scheme, RungeKutta):
         rows, stages = scheme.a, scheme.stages
         return {"kind": "runge-kutta", "a": rows[:stages], "b": scheme.b[:stages], "c": scheme.c[:stages]}
@@ -141,7 +141,7 @@ def _scheme(scheme: Scheme) -> Document | None:
 
 
 def _weights(model: Transformer, arrays: Arrays) -> Document | None:
-    """How the coefficients of rows are computed, the rows being added to the arrays; `None` if a page cannot."""
+    """Add the weights' rows to the arrays, and describe how to compute their coefficients; `None` if a page cannot."""
     weights, modulated = model.weights, isinstance(model.weights, ModulatedWeights)
     if isinstance(weights, ModulatedWeights):
         for half in ("attention", "feed_forward"):
@@ -189,7 +189,7 @@ def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Docume
 
 
 def _kept(weights: LayerDropWeights, model: Transformer) -> list[list[int]]:
-    """The layers that 1, 2, 3, ... steps keep: what the table of such weights has where a layer is its own number."""
+    """List the layers that 1, 2, 3, ... steps keep, read from the table of weights in which layers are numbers."""
     numbers = jax.tree.map(lambda leaf: jnp.arange(len(leaf)), weights.layers)
     own = replace(weights, layers=numbers, corrections=None)
     kept = (own.table(model.grid(steps)).attention.norm.scale for steps in range(1, weights.depth + 1))
@@ -203,7 +203,7 @@ def _units(block: Block) -> list[tuple[str, Any]]:
 
 
 def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
-    """For each map and norm the rows `(constant, projection)` of its arrays, and its network if it has its own."""
+    """Add for each map and norm the rows `(constant, projection)` of its arrays, and its own network if it has one."""
 
     def network(name: str, own: TimeNetwork) -> None:
         for part, linear in (("first", own.first), ("second", own.second)):
@@ -229,7 +229,7 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
 
 
 def _tokenizer(run: Run) -> Document:
-    """What encodes a text as the run's tokenizer does.
+    """Return what the page needs to encode a text as the run's tokenizer does.
 
     **Raises:** `BadInput` unless it is byte-level BPE, or has whole words between spaces as entries.
     """

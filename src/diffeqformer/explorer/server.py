@@ -1,5 +1,5 @@
-"""The explorer's page, its answers and the runs' own pages, on this machine's loopback alone, under an address that
-cannot be guessed."""
+"""Server of the explorer's page, its answers and the runs' own pages, on this machine's loopback only, under an address
+that cannot be guessed."""
 
 import json
 import secrets
@@ -16,19 +16,19 @@ from diffeqformer.plain import Values
 from diffeqformer.studies.inputs import ANALYSES_FOLDER
 
 MOST_BYTES = 1 << 20
-"""Of a question."""
+"""Maximum size of a question."""
 KINDS = {
     ".html": "text/html; charset=utf-8", ".png": "image/png", ".svg": "image/svg+xml",
     ".npz": "application/octet-stream",
 }  # fmt: skip
-"""Of a run's files, those that its pages are made of."""
+"""Content types of those files of a run that its pages consist of, by suffix."""
 Answer = Callable[[Values], Any]
 
 
 def serve(
     page: str, answers: Mapping[str, Answer], port: int = 0, runs: Sequence[Path] = ()
 ) -> tuple[ThreadingHTTPServer, str]:
-    """A server that is not running yet, and its address; call `serve_forever`.
+    """Create a server that is not running yet, and its address; call `serve_forever`.
 
     **Arguments:** `page`, HTML; `answers`, by name: a function from a JSON object to a JSON document; `port`, 0 for a
     free one; `runs`, folders whose reports and analyses are served as well, at `pages_of`.
@@ -69,11 +69,11 @@ def serve(
                 self._refuse(400, "a question must be JSON.")
             except DiffEqFormerError as error:
                 self._refuse(400, said_of(error))
-            except Exception as error:  # the page goes on
+            except Exception as error:  # the page keeps working
                 self._refuse(500, said_of(error))
 
         def _is_ours(self) -> bool:
-            """Whether the request was made to this address: a page elsewhere may have a name that leads here."""
+            """Whether the request was made to this address: another site's host name may resolve to it."""
             return self.headers.get("Host", "") == host
 
         def _refuse(self, status: int, said: str) -> None:
@@ -95,7 +95,7 @@ def serve(
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: the terminal is the user's."""
+            """Log nothing: the terminal is the user's."""
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -106,7 +106,7 @@ def serve(
 
 
 def pages_of(runs: Sequence[Path]) -> list[str]:
-    """Where `serve` has the page that links all of a run's, by run; empty where there is none."""
+    """Return, for each run, where `serve` has the page that links all its pages; empty where there is none."""
     addresses = [
         f"runs-{number}/{quote(run.resolve().name)}/{ANALYSES_FOLDER}/index.html" for number, run in enumerate(runs)
     ]
@@ -114,9 +114,11 @@ def pages_of(runs: Sequence[Path]) -> list[str]:
 
 
 def _file_of(runs: Sequence[Path], asked: str) -> Path | None:
-    """A file of the reports and analyses of a run or of those beside it, which pages link; `None` for any other.
+    """Find a file of the reports and analyses of a run, or of runs in the same folder, to which pages link.
 
     **Arguments:** `asked`, `runs-0/NAME/analysis/...`: the number of a run, and a path from the folder that it is in.
+
+    **Returns:** its path; `None` for any other file.
     """
     first, *parts = unquote(asked).split("/")
     folders = {f"runs-{number}": run.resolve().parent for number, run in enumerate(runs)}
@@ -125,7 +127,7 @@ def _file_of(runs: Sequence[Path], asked: str) -> Path | None:
         return None
     path = folders[first].joinpath(*parts)
     with suppress(OSError, ValueError):  # names that no file can have
-        # No link on the way, no `..` and no empty name.
+        # No symbolic link on the way, no `..` and no empty name.
         if path.resolve() == path and path.parts[-len(parts) :] == tuple(parts) and path.suffix in KINDS:
             return path if path.is_file() else None
     return None

@@ -1,4 +1,4 @@
-"""What the explorer's page asks of runs, answered as JSON documents."""
+"""Answers to the questions of the explorer's page about runs, as JSON documents."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -42,28 +42,28 @@ from diffeqformer.studies import inputs
 SCHEMES_OFFERED = ("euler", "euler-middle", "lie-trotter", "lie-trotter-middle", "midpoint", "heun", "rk4", "strang")
 TOLERANCES = (1e-2, 1e-3, 1e-4, 1e-5)
 TOKENS = 32
-"""Of the text that the page opens with."""
+"""Length of the text that the page opens with."""
 ANY_TEXT = "The answer to the question is"
 TEXT_UNIT = 16
-"""Texts are computed at multiples of so many tokens, so that an edit compiles nothing anew: no token sees what follows
+"""Texts are padded to multiples of this many tokens, so that an edit needs no recompilation: no token sees what follows
 it."""
 KEPT = 3
-"""Forward passes that are kept with the weights of their steps, for cells that are opened."""
+"""Forward passes kept with the weights of their steps, for cells that the user opens."""
 LONGEST_TEXT = 1 << 16
 MOST_THRESHOLD = 1e6
 EXPLANATIONS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS)
 BLOCKS = {"gpt": "blocks as in GPT", "llama": "blocks as in Llama", "own": "blocks of its own"}
 POINTS = 8
-"""Of integrated gradients' quadrature."""
+"""Quadrature points of integrated gradients."""
 
 
 class Session:
-    """One run or two, opened."""
+    """One or two open runs, and answers about them."""
 
     def __init__(self, runs: Sequence[Run], text: str | None, progress: Progress) -> None:
         self.runs = tuple(runs)
         self.text = opening_text(runs[0], progress) if text is None else text
-        # Of each session: a cache on the method would be shared by all sessions, and keep them alive.
+        # One cache per session: a cache on the method would be shared by all sessions, and keep them alive.
         self._walk, self._explain = lru_cache(KEPT)(self._walked), lru_cache(KEPT)(self._explained)
         self._rows = lru_cache(KEPT)(lambda number: rows_at(runs[number].model.merge(), runs[number].model.grid()))
         self.answers = {
@@ -73,13 +73,13 @@ class Session:
             inputs.ids_of(run, self.text)
 
     def about(self) -> list[Document]:
-        """What there is to choose from, by run."""
+        """Return what there is to choose from, by run."""
         return [about_run(run) for run in self.runs]
 
     def read(self, asked: Values) -> Document:
-        """A text after every step: tokens and what is predicted, both also as ids, times, movements.
+        """Return a text's readings after every step: tokens and predictions, both also as ids, times, movements.
 
-        **Raises:** `BadInput` for a run, text, number of steps, scheme or tolerance that there is not.
+        **Raises:** `BadInput` for an invalid run, text, number of steps, scheme or tolerance.
         """
         run, ids, taken = self._asked(asked)
         length, padded = len(ids), taken.states[0].shape[1]
@@ -104,9 +104,9 @@ class Session:
         }
 
     def cell(self, asked: Values) -> Document:
-        """One token after one step: its most likely tokens, where its heads look, eigenvalues of their matrices.
+        """Describe one token after one step: most likely tokens, where its heads look, eigenvalues of their matrices.
 
-        **Raises:** `BadInput` as `read`, and for a step or a position that there is not.
+        **Raises:** `BadInput` as `read`, and for an invalid step or position.
         """
         run, ids, taken = self._asked(asked)
         step = _whole(asked, "step", 0, taken.grid.steps)
@@ -122,11 +122,11 @@ class Session:
         }
 
     def predict(self, asked: Values) -> Document:
-        """The most likely token after each position from `since` on, and the steps that it took: greedy continuation.
+        """Predict the most likely token after each position from `since` on, and the steps it took: greedy decoding.
 
-        With a `threshold` tokens exit early (`EarlyExit`).
+        With a `threshold`, tokens exit early (`EarlyExit`).
 
-        **Raises:** `BadInput` as `read`, and for a threshold or a position that cannot be.
+        **Raises:** `BadInput` as `read`, and for an invalid threshold or position.
         """
         number, ids, steps, scheme, rtol = self._question(asked)
         since, threshold = _whole(asked, "since", 0, len(ids) - 1), asked.get("threshold")
@@ -148,9 +148,9 @@ class Session:
         }
 
     def explain(self, asked: Values) -> Document:
-        """What the prediction after `position` rests on, by a `method`: scores of the tokens up to it.
+        """Explain the prediction after `position` by a `method`: scores of the tokens up to it.
 
-        **Raises:** `BadInput` as `read`, and for a position or a method that there is not.
+        **Raises:** `BadInput` as `read`, and for an invalid position or method.
         """
         number, ids, *how = self._question(asked)
         position, method = _whole(asked, "position", 0, len(ids) - 1), asked.get("method")
@@ -168,7 +168,7 @@ class Session:
         }
 
     def reach(self, asked: Values) -> dict[str, float]:
-        """The largest real or imaginary part over all steps of the eigenvalues of QK and of OV: one scale for them.
+        """Return the largest real or imaginary part of the eigenvalues of QK and of OV over all steps: their common scale.
 
         **Raises:** `BadInput` as `read`.
         """
@@ -177,9 +177,9 @@ class Session:
         return {name: float(max(np.abs(one[name]).max() for one in found)) for name in ("QK", "OV")}
 
     def weights(self, asked: Values) -> dict[str, list]:
-        """Eigenvalues of QK and OV of every head and of the feed-forward pair at a `time` from 0 to 1.
+        """Return eigenvalues of QK and OV of every head, and of the feed-forward pair, at a `time` from 0 to 1.
 
-        **Raises:** `BadInput` for a run or a time that there is not.
+        **Raises:** `BadInput` for an invalid run or time.
         """
         run, time = self.runs[_whole(asked, "run", 0, len(self.runs) - 1)], asked.get("time")
         if isinstance(time, bool) or not isinstance(time, int | float) or not 0 <= time <= 1:
@@ -195,7 +195,7 @@ class Session:
         return self.runs[number], ids, self._walk(number, ids.tobytes(), *how)
 
     def _question(self, asked: Values) -> tuple[int, np.ndarray, int | None, str | None, float | None]:
-        """The run's number, the text's tokens and those `added` to it, steps, scheme and tolerance."""
+        """Check a question; return the run's number, the text's tokens with those `added`, steps, scheme, tolerance."""
         number = _whole(asked, "run", 0, len(self.runs) - 1)
         text, scheme, rtol, added = (asked.get(name) for name in ("text", "scheme", "rtol", "added"))
         if not isinstance(text, str) or len(text) > LONGEST_TEXT:
@@ -228,7 +228,7 @@ class Session:
     def _explained(
         self, number: int, ids: bytes, position: int, group: str | tuple[str, ...], steps: int | None, *how: Any
     ) -> dict[str, np.ndarray]:
-        """Scores by name of the methods that are computed together."""
+        """Compute the scores of all methods of a group together, by name."""
         model, text = self._model(number, *how), jnp.asarray(self._padded(number, np.frombuffer(ids, np.int32)))
         tangents, probes = inputs.directions(None, None, model.config.width)
         if group == PAIRWISE:
@@ -247,9 +247,9 @@ class Session:
 
 
 def _known(p: np.ndarray) -> list[float]:
-    """Probabilities as the page takes them.
+    """Round probabilities for the page.
 
-    **Raises:** `BadInput` if one is not a number.
+    **Raises:** `BadInput` if one is not finite.
     """
     if not np.isfinite(p).all():
         raise BadInput("the prediction is not finite: a state overflows on the way; choose another number of steps.")
@@ -257,12 +257,12 @@ def _known(p: np.ndarray) -> list[float]:
 
 
 def _parts(values: Mapping[str, np.ndarray]) -> dict[str, list]:
-    """Complex numbers as their real and imaginary parts."""
+    """Split complex numbers into their real and imaginary parts."""
     return {name: np.round(np.stack([np.real(own), np.imag(own)], -1), 5).tolist() for name, own in values.items()}
 
 
 def about_run(run: Run) -> Document:
-    """What the page says of a run, and offers of it."""
+    """Return what the page says about a run, and what it offers."""
     config, any_depth = run.config.model, run.model.continuous
     own, steps = config.scheme.kind, run.model.grid().steps
     dropped = config.weights if isinstance(config.weights, LayerDropConfig) else None
@@ -285,7 +285,7 @@ def about_run(run: Run) -> Document:
 
 
 def settings_of(run: Run) -> str:
-    """What kind of model it is, in words."""
+    """Say in words what kind of model a run has."""
     config = run.config.model
     made = f"{BLOCKS[config.field.kind]}, weights that are {weights_in_words(config)}"
     if config.tolerance:
@@ -305,7 +305,7 @@ def _adapts(model: Transformer, rtol: float) -> bool:
 
 
 def opening_text(run: Run, progress: Progress) -> str:
-    """A document's text at the beginning of the run's own validation split; another one where that is not to be had."""
+    """Return a document's text at the beginning of the run's own validation split; if unavailable, another text."""
     try:
         (tokens,), _ = inputs.evaluation_windows(run, (), 1, min(TOKENS, run.config.model.context), progress)
         text = run.tokenizer.decode(inputs.of_one_document(run, tokens).tolist())

@@ -61,6 +61,6 @@ class Explorer(anywidget.AnyWidget):
         answer = self._session.answers.get(str(asked.get("name")))
         try:
             found = {"answer": answer(asked["question"])} if answer else {"error": "there is no such question."}
-        except Exception as error:  # the page goes on
+        except Exception as error:  # the page keeps working
             found = {"error": said_of(error)}
         self.send({"id": asked.get("id"), **found})
