@@ -168,7 +168,7 @@ class Session:
         }
 
     def reach(self, asked: Values) -> dict[str, float]:
-        """Return the largest real or imaginary part of the eigenvalues of QK and of OV over all steps: their common scale.
+        """Return the largest real or imaginary part of the eigenvalues of QK and of OV over all steps, for one scale.
 
         **Raises:** `BadInput` as `read`.
         """

@@ -1,4 +1,4 @@
-"""How the claims of figure 5 are measured: from the runs of `reproduce adapt`, made with each seed."""
+"""Measures of the claims of figure 5, from runs of `reproduce adapt` with each seed."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -18,12 +18,12 @@ from diffeqformer.studies.reproduce.experiments import rates_of
 from diffeqformer.studies.reproduce.reproduce_adapt import Arguments, records, reproduce
 
 TUNING = 1 / 4
-"""Length of fine-tuning, in that of pretraining."""
+"""Length of fine-tuning, as a fraction of pretraining."""
 
 
 def adapted_runs(folder: Path, seed: int, other: Sequence[str]) -> Document | None:
-    """The results of fine-tuning at other depths, of one seed; `None` if it has not ended, or was on another text than
-    `other`, if that is given."""
+    """Return one seed's results of fine-tuning at other depths; `None` if it is not finished, or used another text than
+    `other`, if given."""
     found = read_results(folder / f"adapt/seed-{seed}" / RESULTS)
     texts = (
         [one["config"]["data"]["train"] for one in found["models"] if one["role"]["text"] == "other"] if found else []
@@ -33,7 +33,7 @@ def adapted_runs(folder: Path, seed: int, other: Sequence[str]) -> Document | No
 
 @cache
 def _require_text(folder: Path, seed: int, progress: Progress) -> None:
-    """Check that the runs that have ended were trained on the other text as it is now.
+    """Check that the finished runs were trained on the other text as it is now.
 
     **Raises:** `BadInput` if they were not.
     """
@@ -46,8 +46,8 @@ def _require_text(folder: Path, seed: int, progress: Progress) -> None:
 
 
 def _adapted(found: Trained, seed: int) -> Document | None:
-    """The results of one seed, trained if they may be, at the rates on record, or those of the seed that they are
-    searched with; `None` at the size of other models than `reproduce adapt` has, or where training diverged."""
+    """Return the results of one seed, trained if allowed, at the rates on record or those of the seed of the search;
+    `None` if the models have another size than those of `reproduce adapt`, or if training diverged."""
     ours = found.models.get(OURS)
     if ours is not None and ours.config.model.steps != Arguments.steps:
         return None
@@ -70,7 +70,7 @@ def _reproduced(
     progress: Progress,
     rates: tuple[tuple[str, float], ...],
 ) -> Document | None:
-    """Trained once: what diverged would diverge again for every claim."""
+    """Train once and keep the outcome: what diverged would diverge again for every claim."""
     own, updates = ours.data, ours.trainer.updates
     words = Arguments(("own", "other"), pretraining=updates, finetuning=max(1, int(TUNING * updates)))
     texts = {"own": own, "other": DataConfig(source="files", train=other, cache=own.cache)}
@@ -82,7 +82,7 @@ def _reproduced(
 
 @measured
 def adapted(found: Trained, steps: int, method: str = "lora", direction: str = "") -> float | None:
-    """GPT's perplexity after fine-tuning over DiffEqFormer's at so many steps, as a logarithm.
+    """Return the logarithm of GPT's perplexity after fine-tuning over DiffEqFormer's at `steps` steps.
 
     **Arguments:** `method`, or `scratch` for training on the new text alone; `direction`, such as `own → other`; the
     mean over both if empty.
@@ -96,7 +96,7 @@ def adapted(found: Trained, steps: int, method: str = "lora", direction: str = "
 
 @measured
 def transferred(found: Trained, method: str, direction: str) -> float | None:
-    """DiffEqFormer's loss from scratch on the new text less that after fine-tuning at the depth of pretraining."""
+    """Return DiffEqFormer's loss from scratch on the new text minus that of fine-tuning at the pretrained depth."""
     scratch, rows = _tuned(found, "scratch", direction), _tuned(found, method, direction)
     if scratch is None or rows is None:
         return None
@@ -107,7 +107,7 @@ def transferred(found: Trained, method: str, direction: str) -> float | None:
 
 @measured
 def overfits_less(found: Trained, fewer: int, steps: int, direction: str) -> float | None:
-    """By how much the loss rises from its lowest to the end of full fine-tuning at `steps`, less that at `fewer`."""
+    """Return the loss's rise from its lowest to the end of full fine-tuning at `steps`, minus that at `fewer`."""
     if (rows := _tuned(found, "full", direction)) is None:
         return None
     risen = {
@@ -119,7 +119,7 @@ def overfits_less(found: Trained, fewer: int, steps: int, direction: str) -> flo
 
 
 def _tuned(found: Trained, method: str, direction: str) -> list[Document] | None:
-    """The rows of one method and direction, or of both; `None` if there are none."""
+    """Return the rows of one method and one direction, or both; `None` if there are no results."""
     if (document := _adapted(found, found.seed)) is None:
         return None
     return [row for row in records([document]) if row["method"] == method and direction in ("", row["direction"])]

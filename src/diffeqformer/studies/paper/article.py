@@ -37,7 +37,7 @@ FORMS = {
     "holds": ("holds", "hold"), "fails": ("fails", "fail"), "within noise": ("is within noise", "are within noise"),
     "untested": ("is untested", "are untested"),
 }  # fmt: skip
-"""Verdicts, of one claim and of several."""
+"""Wording of verdicts, for one claim and for several."""
 CAPTION = "Effects of its claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
 ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
 SIZES = {
@@ -47,10 +47,10 @@ SIZES = {
 
 
 def result_of(measured: Found, runs: Runs, record: Record) -> Result:
-    """The page: a summary, each item with its claims and figures, and the search for learning rates.
+    """Build the page: a summary, each item with its claims and figures, and the search for learning rates.
 
-    **Arguments:** `measured`, by item the verdicts of its claims; `record`, whose verdicts and models stand where it
-    knows of more seeds.
+    **Arguments:** `measured`, the verdicts of each item's claims; `record`, whose verdicts and models are used where it
+    has more seeds.
     """
     known = {name for name, _ in record.claims}
     found = {name: [record.verdict(name, claim, verdict) for claim, verdict in _with_verdicts(name, measured)]
@@ -86,13 +86,13 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
 
 
 def _with_verdicts(name: str, found: Found) -> list[tuple[Claim, Verdict]]:
-    """An item's claims, untested where nothing is found."""
+    """Pair an item's claims with their verdicts, untested where nothing is found."""
     claims = ITEMS[name].claims
     return list(zip(claims, found.get(name) or [judge({}) for _ in claims], strict=True))
 
 
 def contradictions(measured: Found, record: Record) -> list[str]:
-    """A sentence if these runs change verdicts of the record."""
+    """Return a sentence if these runs change verdicts of the record."""
     others = [f"{claim.sentence} ({record.verdict(name, claim, verdict).word} now, {other.word} there)"
               for name in measured
               for claim, verdict in _with_verdicts(name, measured)
@@ -101,7 +101,7 @@ def contradictions(measured: Found, record: Record) -> list[str]:
 
 
 def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
-    """The main questions and their answers; how many claims hold; what was trained, and the rule."""
+    """Return the main questions with answers, how many claims hold, what was trained, and the rule of verdicts."""
     a = runs.arguments
     seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
     asked = [(claim, verdict) for _, claim, verdict in rows if claim.question and verdict.word in ANSWERS]
@@ -131,7 +131,7 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
 
 
 def summary(found: Found) -> Table:
-    """One row for each item."""
+    """Build a table with one row for each item."""
     rows = [
         (_title(name), counted(verdicts), f"diffeqformer reproduce paper {name}") for name, verdicts in found.items()
     ]
@@ -139,7 +139,7 @@ def summary(found: Found) -> Table:
 
 
 def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
-    """The items' tables of `tables`, those of these runs before those of the record."""
+    """Return the items' tables of the module `tables`, from these runs or else from the record."""
     kinds = [kind for name in measured for kind in ITEMS[name].tables if runs.arguments.scale == "laptop"]
     found = {kind: table for kind in kinds if (table := paper_tables.measured(kind, runs)) is not None}
     return {**record.tables, **{kind: asdict(table) for kind, table in found.items()}}
@@ -148,9 +148,10 @@ def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
 def item_tables(
     name: str, verdicts: Sequence[Verdict], tables: Mapping[str, Values], diverged: Mapping[str, Iterable[int]]
 ) -> tuple[Table, ...]:
-    """An item's verdicts, under what the paper reports and the models that are compared, the paper's numbers and ours.
+    """Build an item's tables: its verdicts, under what the paper reports and which models are compared; the paper's
+    numbers; and ours.
 
-    **Arguments:** `tables`, as `tables_of`; `diverged`, as `Runs` has it.
+    **Arguments:** `tables`, as from `tables_of`; `diverged`, as in `Runs`.
     """
     item, reported = ITEMS[name], REPORTED.get(name)
     cells = [
@@ -171,14 +172,14 @@ def item_tables(
 
 
 def searched(runs: Runs) -> Rates:
-    """Of each model whose rate was searched for the best one, and all losses, infinite where training diverged."""
+    """Return, for each model with a searched rate, the best rate and all losses, infinite where training diverged."""
     tuned = adapted_runs(runs.folder, SEARCHED_WITH, runs.arguments.other)
     rates = runs.rates | {FINE_TUNED + name: one for name, one in (searches(tuned) if tuned else {}).items()}
     return {name: one for name, one in rates.items() if any(map(math.isfinite, one[1].values()))}
 
 
 def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, ...]]:
-    """The models behind the claims, those of these runs and those of the record, whichever had more seeds."""
+    """Return a row for each model behind the claims, from these runs or the record, whichever had more seeds."""
     named = {one for name in measured for one in models_of(ITEMS[name])}
     rows = dict(record.models)
     for name in (one for one in runs.models if one in named):
@@ -196,7 +197,7 @@ def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, .
 
 
 def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
-    """The models behind the claims, and the search for their learning rates."""
+    """Build the tables of the models behind the claims, and of the search for their learning rates."""
     columns = (*MODEL_COLUMNS, *(("tokens per second", "MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
     said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
     tables = [Table(said, columns, models)] if models else []
@@ -204,7 +205,7 @@ def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
 
 
 def _machine(ended: Sequence[Finished], runs: Runs) -> tuple[str, ...]:
-    """Speed, utilisation and memory of a GPU; nothing at laptop scale, where other work on the machine decides."""
+    """Return speed, utilisation and memory of a GPU; nothing at laptop scale, where other work distorts them."""
     if runs.arguments.scale != "gpu":
         return ()
     from diffeqformer.runs.utilization import utilization
@@ -219,7 +220,7 @@ def _machine(ended: Sequence[Finished], runs: Runs) -> tuple[str, ...]:
 
 
 def markdown(result: Result, folder: Path) -> str:
-    """The page as Markdown, with the figures that are files in its `folder`, of these runs or of earlier ones."""
+    """Render the page as Markdown, with the figures that are files in its `folder`, from these or earlier runs."""
     parts = [f"# {result.title}"]
     parts += [
         "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page and its figures from its "
@@ -238,7 +239,7 @@ def markdown(result: Result, folder: Path) -> str:
 
 
 def _item_of(figure: str) -> str:
-    """The item whose figure it is: of those with which its name begins the longest, since `figure-2` begins others."""
+    """Return the item of a figure: the longest that the figure's name begins with, since `figure-2` begins others."""
     return max((name for name in ITEMS if figure.startswith(f"{name}-")), key=len, default="")
 
 
@@ -251,7 +252,7 @@ def _capital(text: str) -> str:
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
-    """How many verdicts there are of each word."""
+    """Say how many verdicts there are of each kind."""
     words = [verdict.word for verdict in verdicts]
     return join([f"{words.count(word)} {form[words.count(word) > 1]}" for word, form in FORMS.items() if word in words])
 
@@ -261,7 +262,7 @@ def _nats(claim: Claim) -> str:
 
 
 def _seeds(verdict: Verdict) -> str:
-    """How many; of earlier runs whose effects were not kept nothing can be joined to them, nor the interval checked."""
+    """Say how many seeds there are; without kept effects, no seeds can be added and the interval cannot be checked."""
     return f"{verdict.seeds} (not kept)" if verdict.seeds and not verdict.effects else str(verdict.seeds)
 
 
@@ -269,7 +270,7 @@ def _shown(verdict: Verdict) -> str:
     if not verdict.seeds:
         return MISSING
     values = [value for value in (verdict.mean, verdict.low, verdict.high) if math.isfinite(value)]
-    # An end that is not zero is not written as zero: the verdict rests on its sign.
+    # Write no end as zero that is not zero: the verdict depends on its sign.
     digits = next((digits for digits in range(3, 6) if all(not value or round(value, digits) for value in values)), 6)
     mean, *ends = (signed(value, digits) for value in values)
     return f"{mean} [{', '.join(ends)}]" if ends else mean

@@ -1,4 +1,4 @@
-"""Claims of `items` that nothing random enters, or nothing that matters: they need a config and no run."""
+"""Measures of claims of `items` without randomness, or none that matters: they need a config, but no run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -27,22 +27,22 @@ TWINS: Mapping[str, Mapping[int, int]] = {
 LLAMA = 1213
 """Millions of parameters of Llama-1B in the paper's table 3."""
 CHANGED = 8
-"""Tokens that are changed, one after another, at equal distances."""
+"""Number of tokens that are changed, one after another, at equal distances."""
 
 
 def counts(found: Trained) -> float:
-    """Half a per cent less the largest relative error of the vanilla presets' parameters."""
+    """Return half a per cent minus the largest relative error of the vanilla presets' parameters."""
     stored = {name: parameters(shipped(name).model).stored for name in PUBLISHED}
     return 0.005 - max(abs(stored[name] / number - 1) for name, number in PUBLISHED.items())
 
 
 def llama_count(found: Trained) -> float:
-    """Half a million less the distance of Llama-1B's parameters from the paper's, in millions."""
+    """Return half a million minus the distance of Llama-1B's parameters from the paper's, in millions."""
     return 0.5 - abs(parameters(shipped("llama-1b").model).stored / 1e6 - LLAMA)
 
 
 def twin_counts(found: Trained) -> float:
-    """Half a million less the largest distance of DiffEqFormer's parameters from the authors', in millions."""
+    """Return half a million minus the largest distance of DiffEqFormer's parameters from the authors', in millions."""
     configs = {size: shipped(f"diffeqformer-gpt-{size}") for size in TWINS}
     model = lambda size, d_emb: with_values(configs[size], {"model.weights.d_emb": d_emb}).model
     return 0.5 - max(
@@ -54,8 +54,8 @@ def twin_counts(found: Trained) -> float:
 
 @measured
 def causal(found: Trained, name: str) -> float:
-    """1 if no logit changes by a bit when a later token does, while those from there on do; else minus the share of the
-    changed tokens of which that is not so.
+    """Return 1 if changing a token changes no bit of earlier logits, but does change its own; else minus the share of
+    changed tokens for which this is not so.
     """
     config = shipped(name).model
     vocabulary, context = config.vocabulary or 0, config.context
@@ -73,7 +73,7 @@ def causal(found: Trained, name: str) -> float:
 
 
 def true_baseline(found: Trained) -> float:
-    """1 if the config of GPT is that of DiffEqFormer's vanilla twin; else minus the number of settings that differ."""
+    """Return 1 if GPT's config is that of DiffEqFormer's vanilla twin; else minus the number of other settings."""
     ours, gpt = (shipped(f"quickstart-{name}").model for name in ("diffeqformer", "gpt"))
     twin = vanilla_twin(ours)
     # Minus zero is false, so that no difference gives 1.
@@ -81,13 +81,13 @@ def true_baseline(found: Trained) -> float:
 
 
 def same_batches(found: Trained) -> float:
-    """1 if two models get the same windows in the same order; else minus the share of the batches that differ."""
+    """Return 1 if two models get the same windows in the same order; else minus the share of batches that differ."""
     ours, gpt = (_windows(shipped(f"quickstart-{name}"), found.seed) for name in ("diffeqformer", "gpt"))
     return -float((ours != gpt).any((1, 2)).mean()) or 1.0
 
 
 def _windows(config: Config, seed: int) -> np.ndarray:
-    """All batches of a run on a text of as many tokens as it reads, each another, (update, sequence, token)."""
+    """Return all batches of a run, (update, sequence, token), on a text of as many distinct tokens as it reads."""
     t, context = config.trainer, config.model.context
     tokens = np.arange(t.updates * t.batch_size * context + 1)
     loader = Loader(tokens, context, t.batch_size, seed)
@@ -95,7 +95,7 @@ def _windows(config: Config, seed: int) -> np.ndarray:
 
 
 def equal_compute(found: Trained) -> float:
-    """A fiftieth less the share by which an update of DiffEqFormer takes more operations than one of GPT."""
+    """Return a fiftieth minus the relative difference in operations of an update of DiffEqFormer from one of GPT."""
     ours, gpt = (shipped(f"quickstart-{name}") for name in ("diffeqformer", "gpt"))
     operations = lambda config: update_operations(config.model, config.trainer.batch_size)
     return 1 / 50 - abs(operations(ours) / operations(gpt) - 1)

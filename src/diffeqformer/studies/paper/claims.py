@@ -1,12 +1,12 @@
-"""What the paper's registry is made of: models that are trained, claims that are measured, and the rule that judges.
+"""The parts of the paper's registry: models to train, claims to measure, and the rule that judges them.
 
-An item is a table or a figure of the paper. Each of its claims is a number per seed, its *effect*, which is positive if
-the claim is so. One rule judges all of them, written here before any run:
+An item is a table or a figure of the paper. Each of its claims has a number per seed, its *effect*, which is positive
+if the claim is true. One rule, written here before any run, judges all claims:
 
 - with fewer than `SEEDS` seeds a claim is **untested**;
 - it **holds** if the 95 % confidence interval of the mean effect over seeds (Student's t) lies above zero, it **fails**
-  if the interval lies below zero, and else the effect is **within noise**;
-- a claim that nothing random enters holds or fails by the sign of its effect.
+  if the interval lies below zero, and otherwise the effect is **within noise**;
+- a claim without randomness holds or fails by the sign of its effect.
 """
 
 import math
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
 
 SEARCHED_WITH = 0
-"""The seed of the search for learning rates; its runs are those of this seed."""
+"""The seed of the search for learning rates, whose runs serve as the runs of this seed."""
 SEEDS = 3
-"""That a verdict needs."""
+"""Number of seeds that a verdict needs."""
 LEVEL = 0.95
 FINE_TUNED = "figure 5, "
-"""Before the names of its learning rates, where those of other models stand beside them."""
+"""Prefix of the names of figure 5's learning rates in lists with those of other models."""
 PUT_BACK = "choose another folder with --to, or put the text back"
-"""What to do where runs are of another text than there is now."""
+"""Advice if runs were trained on another text than the current one."""
 VERDICTS = ("holds", "fails", "within noise", "untested")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model to be trained: a shipped config, and what is different."""
+    """A model to be trained: a shipped config, and the settings that differ."""
 
     config: str
     settings: Values = field(default_factory=dict)
-    """By dotted name."""
+    """The settings that differ, by dotted name."""
     rate_of: str = ""
-    """The model whose learning rate it takes; searched for itself if empty."""
+    """The model whose learning rate it takes; if empty, its own is searched."""
     rate: float = 0.0
-    """Its learning rate where it is not searched, since the loss on text is no measure of it; 0 if it is."""
+    """Learning rate if it is not searched, because the loss on text is no measure of it; 0 if it is searched."""
     other: bool = False
-    """Whether it is trained on the other text."""
+    """Whether the model is trained on the other text."""
     length: float = 1.0
-    """Times the updates of the others, rounded up."""
+    """Factor on the updates of the other models, rounded up."""
     build: str = ""
-    """A function of `controls` that makes the model; the config does if empty."""
+    """The function of `controls` that builds the model; if empty, the config does."""
     batches: str = ""
-    """A class of `controls` that makes its training batches; the text does if empty."""
+    """The class of `controls` that makes the training batches; if empty, they are from the text."""
 
 
 @dataclass(frozen=True)
@@ -62,31 +62,31 @@ class Finished:
 
     config: "Config"
     entry: Values
-    """Its part of `results.json`."""
+    """The run's entry in `results.json`."""
     open: "Callable[[], TrainResult]"
-    """Reads its model and its text, which not every claim needs."""
+    """Opens the model and the text, which not every claim needs."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a claim is measured on: the trained models of one seed, and texts beside the one of training."""
+    """What a claim is measured on: the trained models of one seed, and texts other than the training text."""
 
     models: Mapping[str, Finished]
     seed: int
     folder: Path
-    """For what a claim trains itself."""
+    """Folder for what a claim trains itself."""
     progress: Progress
     other: tuple[str, ...] = ()
     """Files of another text; empty if none were given."""
     train: bool = True
-    """Whether a claim may train what it needs besides, and evaluate tasks."""
+    """Whether a claim may train what else it needs, and evaluate tasks."""
     tasks: tuple[str, ...] = ()
-    """Folders of files of the harness's tasks; it takes their data from the hub if there are none."""
+    """Folders of task files for the harness; if there are none, the tasks' data comes from the hub."""
     rates: Mapping[str, float] = field(default_factory=dict)
-    """Learning rates of fine-tuning that are on record, as `rates_of` names them; searched if there are none."""
+    """Learning rates of fine-tuning on record, named as by `rates_of`; searched if there are none."""
 
     def loss(self, name: str) -> float:
-        """Of the whole validation split, in nats per token."""
+        """Return a model's loss on the whole validation split, in nats per token."""
         return self.models[name].entry["validation"]["loss"]
 
 
@@ -99,17 +99,17 @@ class Claim:
 
     sentence: str
     unit: str
-    """Of the effect, and what it is the difference of."""
+    """Unit of the effect, and what it is the difference of."""
     models: tuple[str, ...]
-    """That must have been trained."""
+    """Models that must have been trained."""
     measure: Measure
-    """The effect of one seed, positive if the claim is so; `None` where it could not be measured."""
+    """Returns the effect of one seed, positive if the claim is true; `None` where it could not be measured."""
     exact: bool = False
-    """Whether nothing random enters."""
+    """Whether the effect is free of randomness."""
     slow: bool = False
-    """Whether measuring takes minutes: the effect of each seed is then kept beside the runs."""
+    """Whether measuring takes minutes: the effect of each seed is then kept with the runs."""
     question: str = ""
-    """Of a reader's that it answers, on the first screen of the page; empty for most."""
+    """The reader's question that it answers, shown on the first screen of the page; empty for most."""
 
 
 @dataclass(frozen=True)
@@ -117,49 +117,49 @@ class Item:
     """A table or figure of the paper."""
 
     where: str
-    """In the paper."""
+    """Place in the paper."""
     reported: str
     """What the paper reports, in a sentence."""
     claims: tuple[Claim, ...]
     layout: str = ""
-    """Of the paper's figure, in words, beside which ours is shown."""
+    """Layout of the paper's figure, in words, shown with ours."""
     figures: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Ours: a function of `figures`, and the models that it draws."""
+    """Our figures: each a function of `figures`, and the models that it draws."""
     tables: tuple[str, ...] = ()
-    """Ours that no claim is made of: functions of `tables`."""
+    """Our tables that no claim is based on: functions of `tables`."""
     missing: str = ""
-    """What it takes to test what is not tested here; empty if all is."""
+    """What is needed to test what is not tested here; empty if everything is."""
     length: float = 0.0
-    """Of all that its claims train themselves, per seed, in runs of DiffEqFormer."""
+    """Length of everything that its claims train themselves, per seed, in runs of DiffEqFormer."""
 
 
 def models_of(item: Item) -> tuple[str, ...]:
-    """The models that an item's claims compare and its figures draw, each once."""
+    """Return the models that an item's claims compare and its figures draw, each once."""
     claimed = (name for claim in item.claims for name in claim.models)
     return tuple(dict.fromkeys((*claimed, *(name for _, names in item.figures for name in names))))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the seeds say of a claim."""
+    """What the seeds say about a claim."""
 
     word: str
     """`holds`, `fails`, `within noise` or `untested`."""
     effects: Mapping[int, float]
-    """By seed, of those that could be measured."""
+    """Effects by seed, where they could be measured."""
     mean: float = math.nan
     low: float = math.nan
     high: float = math.nan
     """Ends of the confidence interval; NaN where there is none."""
     seeds: int = 0
-    """How many; of verdicts of earlier runs only mean and interval may be known, not their effects."""
+    """Number of seeds; for verdicts of earlier runs, only mean and interval may be known, not the effects."""
 
 
 def judge(effects: Mapping[int, float | None], *, exact: bool = False) -> Verdict:
-    """The verdict of the rule above.
+    """Return the verdict by the rule above.
 
-    **Arguments:** `effects`, by seed, `None` or not finite where it could not be measured; `exact`, whether nothing
-    random enters.
+    **Arguments:** `effects`, by seed, `None` or not finite where it could not be measured; `exact`, whether they are
+    free of randomness.
     """
     known = {seed: one for seed, one in sorted(effects.items()) if one is not None and math.isfinite(one)}
     if not known:

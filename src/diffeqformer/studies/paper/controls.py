@@ -1,6 +1,6 @@
-"""Controls of what makes time-dependent weights good: one property of theirs at a time, in models that lack the others.
+"""Controls for what makes time-dependent weights good: one property of theirs at a time, in models without the others.
 
-`free_rows` and `faster_table` are a `build` for `train`, `RepeatedTokens` its batches.
+`free_rows` and `faster_table` serve as `build` for `train`, and `RepeatedTokens` as its batches.
 """
 
 import equinox as eqx
@@ -22,7 +22,7 @@ from diffeqformer.ode.weights.time_networks import TimeNetwork
 
 
 class FreeRows(eqx.Module):
-    """In place of `h(t)` one free row `h_l` per step, whatever the time."""
+    """One free row `h_l` per step in place of `h(t)`, whatever the time."""
 
     rows: Float[Array, "step d_emb"]
 
@@ -31,7 +31,7 @@ class FreeRows(eqx.Module):
 
 
 class Scaled(eqx.Module):
-    """`W = s V`, V from another source: what moves V by the learning rate moves W by s times as much."""
+    """`W = s V`, with V from another source: an update that moves V by the learning rate moves W by s times as much."""
 
     source: WeightSource
     scale: float = eqx.field(static=True)
@@ -46,8 +46,8 @@ class Scaled(eqx.Module):
 
 
 def free_rows(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
-    """A table of layers written as `W_l = P h_l + C`: as many parameters in P, C and as time-dependent weights, and
-    the same model at the start, but nothing that makes neighbouring steps alike."""
+    """Build a table of layers written as `W_l = P h_l + C`: as many parameters in P and C as time-dependent weights
+    have, and the same model at the start, but nothing that makes neighbouring steps alike."""
     model = build(config, key)
     features = time_features(model.grid().times(), config.weights)  # pyright: ignore[reportArgumentType]
     is_network = lambda node: isinstance(node, TimeNetwork)
@@ -56,8 +56,8 @@ def free_rows(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
 
 
 def faster_table(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
-    """A table of layers, the same model at the start, whose weights the optimiser moves `config.steps` times as fast:
-    as fast as time-dependent ones of `h` of length 1, without their smoothness or their parameters."""
+    """Build a table of layers, the same model at the start, whose weights the optimiser moves `config.steps` times as
+    fast: as fast as time-dependent weights with `h` of length 1, without their smoothness or their parameters."""
     model = build(config, key)
     # Adam's updates do not scale with the gradient: V moves at the usual speed, W = s V at s times that.
     table = jax.tree.map(lambda weight: weight / config.steps, model.weights)
@@ -65,9 +65,10 @@ def faster_table(config: ModelConfig, key: Key[Array, ""]) -> Transformer:
 
 
 class RepeatedTokens:
-    """Batches of random tokens that are repeated, which nothing but an induction head predicts.
+    """Batches of repeated random tokens, which nothing but an induction head predicts.
 
-    A sequence repeats 6 to 3/8 context tokens to its end, each drawn at most once, anew for every sequence.
+    A sequence repeats its first tokens to its end: 6 of them to 3/8 of the context, each drawn at most once, and anew
+    for every sequence.
     """
 
     def __init__(self, config: Config, tokens: TokenCache):

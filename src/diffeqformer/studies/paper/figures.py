@@ -1,7 +1,7 @@
-"""The figures of `reproduce paper`: the effects of an item's claims, and its own in the layout of the paper's.
+"""The figures of `reproduce paper`: the effects of an item's claims, and its own figures in the paper's layout.
 
 An item names its figures by the functions of `FIGURES`: `(runs, models) -> figures of the page`, none where nothing is
-finished yet. What is random in them is of one seed, the first.
+finished yet. Where not said otherwise, what is random in them is of one seed, the first.
 """
 
 import math
@@ -35,18 +35,18 @@ from diffeqformer.studies.spectra_figures import real_parts
 Names = tuple[str, ...]
 
 LINEAR = 0.1
-"""Effects of at most so much are drawn on a linear part of the axis."""
+"""Effects of at most this size are drawn on a linear part of the axis."""
 
 
 def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Drawing:
-    """Every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
+    """Draw every measured claim as a row: its seeds, mean and interval, on an axis that is linear near zero."""
     line, across = (44, 70) if width >= WIDE else (24, 34)
     names = [fill(f"{claim} ({verdict.word})", line) for claim, verdict in rows]
-    heights = [0.14 + 0.125 * (name.count("\n") + 1) for name in names]  # inches, of lines of 7 points and a gap
+    heights = [0.14 + 0.125 * (name.count("\n") + 1) for name in names]  # in inches: lines of 7 points, and a gap
     places = np.cumsum(heights) - np.array(heights) / 2
     with drawing(width, sum(heights) + 1.2) as (figure, grid):
         axes = grid[0, 0]
-        # The place of the axes is that of the first file, and letters of another kind of file are some per cent wider.
+        # The first file saved fixes the axes' place, and letters in another format are some per cent wider.
         figure.set_layout_engine("constrained", w_pad=0.15)
         for place, (_, verdict) in zip(places, rows, strict=True):
             colour = VERDICTS[verdict.word]
@@ -68,7 +68,7 @@ def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Draw
 
 
 def _there(runs: Runs, names: Names) -> dict[str, Finished]:
-    """Of the models those that are trained with the first seed."""
+    """Return those of the models that are trained with the first seed."""
     found = {name: runs.trained(name, runs.arguments.seeds[0]) for name in names}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -78,7 +78,7 @@ def _seed(runs: Runs) -> str:
 
 
 def curves(runs: Runs, names: Names) -> list[Figure]:
-    """Losses over training."""
+    """Draw losses over training."""
     there = _there(runs, names)
     if not there:
         return []
@@ -94,8 +94,8 @@ def curves(runs: Runs, names: Names) -> list[Figure]:
 
 
 def sizes(runs: Runs, names: Names) -> list[Figure]:
-    """Quality, parameters and memory against d_emb. Throughput is in the table `costs`, measured in turns: that of runs
-    depends on what ran beside them."""
+    """Draw quality, parameters and memory against d_emb. Throughput is in the table `costs`, measured in turns: that of
+    runs depends on what else was running."""
     there = _there(runs, names)
     if len(there) < len(names):  # a line through some of the sizes would be taken for one through all
         return []
@@ -122,7 +122,7 @@ def against(
     label: str, places: Sequence[float], panels: Mapping[str, Mapping[str, Sequence[Sequence[float]]]], *,
     width: float = WIDE,
 ) -> Drawing:  # fmt: skip
-    """Panels against a size, on a logarithmic axis: of each line by name the numbers of all seeds at every place."""
+    """Draw panels against a size, on a logarithmic axis: each line, by name, has all seeds' numbers at every place."""
     across = 1 if width < WIDE else 2
     down = -(-len(panels) // across)
     with drawing(width, 2.4 * down, down, across, panels=len(panels)) as (figure, grid):
@@ -139,7 +139,7 @@ def against(
 
 
 def spectra(runs: Runs, names: Names) -> list[Figure]:
-    """A model's eigenvalues at the start, in the middle and at the end of training."""
+    """Draw a model's eigenvalues at the start, in the middle and at the end of training."""
     figures = []
     for name, one in _there(runs, names).items():
         moments = [(f"{name}, update {step}", found) for step, found in spectra_of(one).items()]
@@ -155,7 +155,7 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
 
 
 def induction(runs: Runs, names: Names) -> list[Figure]:
-    """What heads do on repeated sequences, and what their spectra say."""
+    """Draw what heads do on repeated sequences, and what their spectra say."""
     figures = []
     for name, one in _there(runs, names).items():
         found = heads_of(one, runs.arguments.seeds[0])
@@ -175,7 +175,7 @@ def induction(runs: Runs, names: Names) -> list[Figure]:
 
 
 def particles(runs: Runs, names: Names) -> list[Figure]:
-    """Where particles go if weights are shared, and if they grow with depth."""
+    """Draw where particles go if weights are shared, and if they grow with depth."""
     clouds = [cloud_of(simulate("particles", order, systems=1), 0.1) for order in (0, 1, 4)]
     said = (
         f"{'; '.join(cloud.title for cloud in clouds)} at the end of the paths (from ring to dot) of 40 particles. "
@@ -187,7 +187,7 @@ def particles(runs: Runs, names: Names) -> list[Figure]:
 
 
 def adaptation(runs: Runs, names: Names) -> list[Figure]:
-    """Fine-tuning at other depths, of all seeds that are finished."""
+    """Draw fine-tuning at other depths, of all seeds that are finished."""
     found = (adapted_runs(runs.folder, seed, runs.arguments.other) for seed in runs.arguments.seeds)
     rows = records([one for one in found if one is not None])
     systems = adapt.systems_of(rows)
@@ -199,7 +199,7 @@ def adaptation(runs: Runs, names: Names) -> list[Figure]:
 
 
 def tasks(runs: Runs, names: Names) -> list[Figure]:
-    """Accuracies on tasks that both models were evaluated on."""
+    """Draw accuracies on tasks that both models were evaluated on."""
     there = _there(runs, names)
     if len(there) < 2:
         return []

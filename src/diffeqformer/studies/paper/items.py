@@ -1,8 +1,8 @@
-"""The paper's tables and figures, in its order: what is claimed of each, and how its claims are measured.
+"""The paper's tables and figures, in its order: what each claims, and how its claims are measured.
 
-Sizes are the quickstart's: what holds or fails here is said of small models, on the text given, after the updates
-given. A new item is an entry of `ITEMS`; a model that it needs, one of `models.MODELS`; what the paper has of it,
-one of `reported.REPORTED`.
+Sizes are the quickstart's: verdicts here are about small models, on the given text, after the given updates. A new item
+is an entry of `ITEMS`; a model that it needs, one of `models.MODELS`; what the paper reports for it, one of
+`reported.REPORTED`.
 """
 
 from diffeqformer.studies.paper import checks
@@ -13,10 +13,10 @@ from diffeqformer.studies.paper.measures import MATCHING, NATS, OURS, TASKS, low
 from diffeqformer.studies.paper.models import D_EMB
 
 PAIRS = ("QK", "OV", "FF")
-"""Of matrices, whose eigenvalues are measured."""
+"""Pairs of matrices whose eigenvalues are measured."""
 
 DIRECTIONS = {"own → other": "from the first text to the other", "other → own": "from the other text to the first"}
-"""Of figure 5, as `reproduce_adapt` names them, and in words."""
+"""Directions of figure 5, as `reproduce_adapt` names them, and in words."""
 
 ITEMS = {
     "table-1": Item(
@@ -207,7 +207,7 @@ ITEMS = {
         "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=(("adaptation", ()),),
-        length=4 + 44 * TUNING,  # the search, which other seeds than the first do without, included
+        length=4 + 44 * TUNING,  # with the search, which only the first seed needs
     ),
     "figure-7": Item(
         "figure 7, C.5",
@@ -310,4 +310,4 @@ ITEMS = {
         ),
     ),
 }  # fmt: skip
-"""By the word that the command line takes."""
+"""Items by their names on the command line."""

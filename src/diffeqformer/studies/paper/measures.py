@@ -1,4 +1,4 @@
-"""How the claims of `items` are measured: a measure gives the effect of one seed, positive if a claim is so."""
+"""Measures of the claims of `items`: each returns the effect of one seed, positive if the claim is true."""
 
 import math
 from collections import deque
@@ -36,39 +36,39 @@ from diffeqformer.training.update import initial_state
 P = ParamSpec("P")
 NATS = "nats per token"
 CONTEXTS = 24
-"""On which explanations are tested."""
+"""Number of contexts on which explanations are tested."""
 TASKS = (
     "arc_challenge", "arc_easy", "hellaswag", "lambada_openai", "lambada_standard", "logiqa", "mmlu", "piqa", "sciq",
     "winogrande", "wsc273",
 )  # fmt: skip
-"""Of tables 4 and 5, as the harness names them."""
+"""Tasks of tables 4 and 5, as the harness names them."""
 OURS = "diffeqformer"
 
 
 def measured(effect: Callable[Concatenate[Trained, P], float | None]) -> Callable[P, Measure]:
-    """An effect that depends on more than what is trained: called with the rest, the function returns a measure."""
+    """Turn an effect with more arguments than what is trained into a function of these that returns a measure."""
     return lambda *given, **named: lambda found: effect(found, *given, **named)
 
 
 def gain(found: Trained, better: str, worse: str) -> float:
-    """By how many nats per token one model's loss is below another's."""
+    """Return by how many nats per token one model's loss is below another's."""
     return found.loss(worse) - found.loss(better)
 
 
 def lower(better: str, worse: str, sentence: str, question: str = "") -> Claim:
-    """A claim that one model has a lower loss than another."""
+    """Return the claim that one model has a lower loss than another."""
     unit = "nats per token, the other's loss minus its own"
     return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse), question=question)
 
 
 def smaller_gap(better: str, worse: str, sentence: str) -> Claim:
-    """A claim that the loss of one model rises less from training to validation than GPT's."""
+    """Return the claim that one model's loss rises less from training to validation than GPT's."""
     unit = f"{NATS}, GPT's gap from training to validation minus its own"
     return Claim(sentence, unit, (better, worse), lambda found: gap(found.models[worse]) - gap(found.models[better]))
 
 
 def gap(result: Finished) -> float:
-    """How much higher the loss is on validation than on the last tenth of the training batches."""
+    """Return how much higher the loss is on validation than on the last tenth of the training batches."""
     curve = result.entry["curve"]["train"]
     last = [loss for step, loss in curve if step > 0.9 * result.entry["updates"]]
     return result.entry["validation"]["loss"] - sum(last) / len(last)
@@ -76,7 +76,7 @@ def gap(result: Finished) -> float:
 
 @measured
 def elsewhere(found: Trained, better: str, worse: str) -> float | None:
-    """The difference of bits per byte on the other text, without training on it."""
+    """Return by how many bits per byte one model is better than another on the other text, without training on it."""
     if not found.other:
         return None
     ours, theirs = (_bits(found.models[name], found.other) for name in (better, worse))
@@ -94,13 +94,13 @@ def _bits(result: Finished, files: tuple[str, ...]) -> float:
 
 @measured
 def growth(found: Trained, name: str, pair: str) -> float:
-    """The logarithm of how much larger the spectral radius is in the last third of the steps than in the first."""
+    """Return the logarithm of the spectral radius in the last third of the steps over that in the first third."""
     return grown(spectra(found.models[name].open().model, times=0), pair)
 
 
 @measured
 def growth_at(found: Trained, name: str, pair: str, part: float) -> float | None:
-    """As `growth`, after that part of training: of the checkpoint there, `None` if none was kept; 0 is before it."""
+    """Return `growth` at the checkpoint after `part` of training (0 is before training); `None` if none was kept."""
     one = found.models[name]
     step = round(part * one.entry["updates"])
     models = models_over(one)
@@ -109,27 +109,27 @@ def growth_at(found: Trained, name: str, pair: str, part: float) -> float | None
 
 @measured
 def peak(found: Trained, name: str, pair: str) -> float:
-    """The logarithm of the largest spectral radius of a step in the last third over the largest before that."""
+    """Return the logarithm of a step's largest spectral radius in the last third over the largest before that."""
     radius = _radius(spectra(found.models[name].open().model, times=0), pair)
     third = max(1, len(radius) // 3)
     return math.log(radius[-third:].max() / radius[:-third].max())
 
 
 def grown(seen: Spectra, pair: str) -> float:
-    """As `growth`, of spectra."""
+    """Compute `growth` from spectra."""
     radius = _radius(seen, pair)
     third = max(1, len(radius) // 3)
     return math.log(radius[-third:].mean() / radius[:third].mean())
 
 
 def _radius(seen: Spectra, pair: str) -> np.ndarray:
-    """The spectral radius of each step, the mean over heads."""
+    """Return the spectral radius of each step, averaged over heads."""
     radius = seen.pairs[pair].radius[seen.steps(pair)]
     return radius.reshape(len(radius), -1).mean(1)
 
 
 def models_over(one: Finished) -> dict[int, Transformer]:
-    """A model by update: at the start, at the checkpoints that are kept, and at the end."""
+    """Return a model at the start, at the kept checkpoints and at the end, by update."""
     opened = one.open()
     kept = Checkpoints(opened.folder / CHECKPOINTS)
     like = {"model": jax.eval_shape(lambda: opened.model)}
@@ -141,12 +141,12 @@ def models_over(one: Finished) -> dict[int, Transformer]:
 
 
 def spectra_of(one: Finished) -> dict[int, Spectra]:
-    """The spectra of a model over training, by update."""
+    """Compute the spectra of a model over training, by update."""
     return {step: spectra(model, times=0) for step, model in models_over(one).items()}
 
 
 def heads_of(one: Finished, seed: int) -> Induction:
-    """What a model's heads do on sequences of random tokens that are repeated four times."""
+    """Measure what a model's heads do on sequences of random tokens that are repeated four times."""
     opened = one.open()
     return measure_induction(
         opened.model, candidates=ordinary(opened.tokens.tokenizer), sequences=16,
@@ -156,13 +156,13 @@ def heads_of(one: Finished, seed: int) -> Induction:
 
 @measured
 def best_head(found: Trained, name: str) -> float:
-    """How much more than `MATCHING` the head that matches prefixes most does so."""
+    """Return the prefix matching of the best head minus `MATCHING`."""
     return float(heads_of(found.models[name], found.seed).behaviours["prefix matching"].max()) - MATCHING
 
 
 @measured
 def induction(found: Trained, name: str) -> float | None:
-    """Rank correlation of prefix matching with positive eigenvalues of both pairs, where a head matches prefixes."""
+    """Return the rank correlation of prefix matching with positive eigenvalues of both pairs, if a head does match."""
     seen = heads_of(found.models[name], found.seed)
     there = seen.behaviours["prefix matching"].max() >= MATCHING
     return seen.inference.rho if there and math.isfinite(seen.inference.rho) else None
@@ -170,9 +170,9 @@ def induction(found: Trained, name: str) -> float | None:
 
 @measured
 def more_clusters(found: Trained, *, level: bool) -> float:
-    """Clusters left where weights grow with the square of depth, over those where they are shared, as a logarithm.
+    """Return the log of the clusters left if weights grow with the square of depth, over those if they are shared.
 
-    At the same `level` growing weights have the integral of shared ones.
+    If `level`, growing weights have the same integral as shared ones.
     """
     ends = (simulate("particles", order, level=level, seed=found.seed).measures for order in (0, 2))
     shared, growing = (float(np.median(one.clusters(0.1, of="now")[-1])) for one in ends)
@@ -181,7 +181,7 @@ def more_clusters(found: Trained, *, level: bool) -> float:
 
 @measured
 def faithful(found: Trained, name: str, against: str, *, other: bool = False) -> float | None:
-    """How much better the pairwise exponents rank tokens by their effect than another explanation, in rank correlation.
+    """Return the gain in rank correlation of ranking tokens' effects by pairwise exponents over another explanation.
 
     **Arguments:** `against`, such as attention (its mean over heads and steps) or attention rollout.
     """
@@ -198,7 +198,7 @@ def faithful(found: Trained, name: str, against: str, *, other: bool = False) ->
 
 
 def cheaper_memory(found: Trained) -> float:
-    """The ratio of stored parameters at d_emb 144 and at 48, less that of what an update needs, as compiled."""
+    """Return the ratio of stored parameters at d_emb 144 to 48, minus that of an update's memory as compiled."""
     small, large = (found.models[name] for name in (OURS, "d_emb-144"))
     sizes = [one.entry["parameters"]["stored"] for one in (small, large)]
     totals = [planned_memory(one.config) or math.nan for one in (small, large)]
@@ -207,15 +207,15 @@ def cheaper_memory(found: Trained) -> float:
 
 @cache
 def planned_memory(config: Config, batch_size: int | None = None) -> int | None:
-    """Bytes that an update needs, as compiled; `None` if the compiler does not tell."""
+    """Return the bytes that an update needs, as compiled; `None` if the compiler does not tell."""
     own = {"trainer.batch_size": batch_size} if batch_size else {}
     return update_footprint(with_values(config, own)).total
 
 
 @measured
 def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | None:
-    """By how much DiffEqFormer is ahead of GPT on a task: the difference of accuracies, or for `perplexity` GPT's
-    over its own as a logarithm.
+    """Return DiffEqFormer's lead over GPT on a task: the difference of accuracies, or for `perplexity` the logarithm of
+    GPT's over its own.
     """
     if found.train:
         for one in (OURS, "gpt"):
@@ -237,13 +237,13 @@ def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | 
 
 @measured
 def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None:
-    """A hundredth minus the distance of the mean accuracies over the tasks that are there; `None` if most are not."""
+    """Return 0.01 minus the distance of the mean accuracies over available tasks; `None` unless most are available."""
     known = [one for name in names if (one := task(name, shots)(found)) is not None]
     return 0.01 - abs(sum(known) / len(known)) if 2 * len(known) > len(names) else None
 
 
 def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
-    """Evaluate all of a task, unless the run has been already, or the task cannot be had."""
+    """Evaluate a run on all of a task, unless that is done already or the task is unavailable."""
     one = found.models[model]
     run = Path(one.config.run)
     if (tasks := _tasks(name, shots, found.tasks, found.progress)) is None:
@@ -254,7 +254,7 @@ def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
 
 
 def _is_of(evaluation: Values, one: Finished) -> bool:
-    """Whether it is of the run as it was trained, to its end."""
+    """Whether the evaluation is of the run as it was trained, at its last update."""
     model = one.config.model
     own = (model.steps, model.scheme.kind, "latest", one.entry["updates"])
     return tuple(evaluation[part] for part in ("steps", "scheme", "checkpoint", "update")) == own
@@ -262,9 +262,9 @@ def _is_of(evaluation: Values, one: Finished) -> bool:
 
 @cache
 def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
-    """A task with its data; `None` if it cannot be had.
+    """Load a task with its data; `None` if it is unavailable.
 
-    The harness writes `shots` into a task, where it stays: each has its own.
+    The harness writes `shots` into a task, where it stays, so each number of shots has its own copy.
     """
     first = _had(name, folders, progress)
     return Tasks([name], folders) if first is not None and shots else first
@@ -272,8 +272,7 @@ def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) 
 
 @cache
 def _had(name: str, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
-    """A task that nothing was written into; `None`, said once, if it cannot be had: a missing hub takes a minute to
-    find."""
+    """Load an unmodified task; `None`, reported once, if it is unavailable: a missing hub takes a minute to notice."""
     try:
         return Tasks([name], folders)
     except BadInput as error:

@@ -4,22 +4,22 @@ from diffeqformer.studies.paper.claims import Model
 from diffeqformer.studies.paper.measures import OURS
 
 SMOOTH = 12.0
-"""Radians per unit of depth of the fastest feature of the smooth band: twice the number of steps."""
+"""Fastest frequency of the smooth band of features, in radians per unit of depth: twice the number of steps."""
 NORMED = {"model.embedding_norm": True}
 EULER = {"model.scheme": "euler", "model.horizon": "unit", "optimizer.b2": 0.95}
 FASTER = {"optimizer.embedding_rate": 4.0}
 HALFWAY = {"trainer.checkpoint_every": 250, "trainer.keep_last": 3}
-"""Of models whose spectra are looked at in the middle of training, too."""
+"""Settings of models whose spectra are also measured in the middle of training."""
 REPEATS = {
     "model.steps": 2, "model.width": 48, "model.heads": 2, "model.hidden": None, "model.context": 64,
     "model.embedding_norm": True, "data.tokenizer_vocabulary": 300, "trainer.batch_size": 64,
 }  # fmt: skip
-"""Two layers, which an induction head needs: one that looks one token back, and one that looks for it."""
+"""Settings with the two layers that an induction head needs: one looks one token back, and one looks for that token."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
 D_EMB = (4, 8, 24, 144)
 
 EQUAL_COMPUTE = 1.02
-"""Times the updates with which GPT has at least as many operations as DiffEqFormer, whose matrices cost some, too."""
+"""Factor on GPT's updates that gives it at least the operations of DiffEqFormer, whose matrices cost some, too."""
 
 MODELS = {
     "gpt": Model("quickstart-gpt", HALFWAY),
@@ -61,14 +61,14 @@ MODELS = {
     "diffeqformer-normed-long": Model("quickstart-diffeqformer", NORMED | {"model.horizon": 6.0}),
     "smooth-normed": Model("quickstart-gpt", NORMED | MEANS),
 }
-"""By the name of their folder."""
+"""Models by the name of their folder."""
 
 GPU = {
     "data.tokenizer": "train", "data.tokenizer_vocabulary": 50257, "model.vocabulary": 50304,
     "data.validation_fraction": 0.01, "trainer.batch_size": 64, "trainer.accumulation": 4,
     "trainer.checkpoint_every": 1000, "trainer.keep_last": 1,
 }  # fmt: skip
-"""For one GPU and any text: 65,536 tokens per update; an odd vocabulary is slow on cards (docs/devices.md)."""
+"""Settings for one GPU and any text: 65,536 tokens per update; an odd vocabulary is slow on cards (docs/devices.md)."""
 GPU_MODELS = {
     "gpt": Model("gpt-small", GPU),
     OURS: Model("diffeqformer-gpt-small", GPU | {"optimizer.b2": 0.95}),
@@ -82,4 +82,4 @@ GPU_MODELS = {
     "faster-table": Model("gpt-small", GPU | EULER, build="faster_table"),
     "free-rows": Model("diffeqformer-gpt-small", GPU, build="free_rows"),
 }
-"""The same at gpu scale: the sizes of the paper's smallest models. A claim whose models are not here is untested."""
+"""Models at gpu scale: the sizes of the paper's smallest models. A claim whose models are not here is untested."""

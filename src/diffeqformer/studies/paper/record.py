@@ -1,8 +1,8 @@
 """The record of `reproduce paper`: verdicts, models and learning rates of earlier runs, whose folders may be gone.
 
-Nobody has hours for all items at once, and runs are large. A record is a sealed JSON file beside which items are
-judged one after another, and one seed after another, on any machine: the effects of the runs at hand join those that it
-has of other seeds, and replace those that it has of the same.
+All items at once take hours, and runs are large. A record is a sealed JSON file with which items and seeds are judged
+one after another, on any machine: effects of the runs at hand are added to those of other seeds in the record, and
+replace those of the same seed.
 """
 
 import math
@@ -19,33 +19,33 @@ from diffeqformer.studies.paper.claims import VERDICTS, Claim, Verdict, judge
 from diffeqformer.studies.reproduce.experiments import Rates, losses_of
 
 MODEL_COLUMNS = ("model", "parameters (M)", "rate", "searched for", "loss (nats per token)", "seeds")
-"""Of the page's table of models, whose rows are kept."""
+"""Columns of the page's table of models, whose rows are kept."""
 SEEDS_COLUMN = MODEL_COLUMNS.index("seeds")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is known of the claims, models and learning rates of one scale, length and text."""
+    """What is known about the claims, models and learning rates of one scale, length and text."""
 
     of: Values
-    """Scale, updates and texts, which its numbers are of."""
+    """Scale, updates and texts to which its numbers belong."""
     claims: Mapping[tuple[str, str], Verdict] = field(default_factory=dict)
-    """By item and sentence."""
+    """Verdicts by item and sentence."""
     models: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Rows of the page's table."""
+    """Rows of the page's table of models, by name."""
     rates: Rates = field(default_factory=dict)
     figures: Mapping[str, str] = field(default_factory=dict)
     """Captions of the figures beside the page, by name."""
     tables: Mapping[str, Values] = field(default_factory=dict)
-    """Those of `tables`, by name."""
+    """Tables of the module `tables`, by name."""
     texts: Mapping[str, str] = field(default_factory=dict)
-    """`TokenCache.content` of what models were trained on, by their names: files of one name need not have one text."""
+    """`TokenCache.content` of each model's training text, by model: files of the same name may have other texts."""
 
     def verdict(self, item: str, claim: Claim, found: Verdict) -> Verdict:
-        """Of what is `found` and the record's other seeds; where nothing random enters, of what is found; if it has no
-        effects, whichever has more seeds."""
+        """Return the verdict on what is `found` and the record's other seeds; without randomness, on what is found
+        alone; if the record has no effects, return the verdict with more seeds."""
         known = self.claims.get((item, claim.sentence))
-        if known is None or (claim.exact and found.effects):  # without chance a seed says no more than another
+        if known is None or (claim.exact and found.effects):  # without randomness all seeds say the same
             return found
         if len(known.effects) == known.seeds:
             return judge({**known.effects, **found.effects}, exact=claim.exact)
@@ -64,7 +64,7 @@ class Record:
                 )
 
     def other(self, item: str, claim: Claim, found: Verdict) -> Verdict | None:
-        """The record's verdict where what is `found` changes it; `None` if it stands or is untested before or after."""
+        """Return the record's verdict if `found` changes it; `None` if it stands or is untested before or after."""
         known, now = self.claims.get((item, claim.sentence)), self.verdict(item, claim, found)
         if known is None or "untested" in (known.word, now.word) or known.word == now.word:
             return None
@@ -72,9 +72,9 @@ class Record:
 
 
 def read(path: Path, of: Values) -> Record:
-    """The record in a file, empty if there is none.
+    """Read the record in a file; return an empty one if there is no file.
 
-    **Raises:** `BadInput` if its numbers are not `of` what is asked; `Damaged` if it is not what was written.
+    **Raises:** `BadInput` if its numbers do not belong to `of`; `Damaged` if it is not as it was written.
     """
     if not path.is_file():
         return Record(of)
@@ -91,7 +91,7 @@ def read(path: Path, of: Values) -> Record:
 
 
 def _parsed(document: Values, of: Values) -> Record:
-    """**Raises:** one of Python's own errors if it is no record."""
+    """Parse a record; raise one of Python's own errors if the document is not a record."""
     known, figures, tables = document["of"], document.get("figures", {}), document.get("tables", {})
     texts = document.get("texts", {})
     if any(type(known[name]) is not kind for name, kind in (("scale", str), ("updates", int), ("text", str))):
@@ -111,14 +111,14 @@ def _parsed(document: Values, of: Values) -> Record:
 
 
 def write(path: Path, document: Values, of: Values) -> None:
-    """Keep what the page's document says, whole or not at all; what the record there is `of` besides stays."""
+    """Write the page's document as a record, completely or not at all; other entries of the old `of` stay."""
     path.parent.mkdir(parents=True, exist_ok=True)
     known = read_sealed(path)["of"] if path.is_file() else {}
     write_sealed(path, {"of": {**known, **of}, **document})
 
 
 def of_claim(item: str, sentence: str, unit: str, verdict: Verdict) -> Document:
-    """A claim as the page's document and the record have it."""
+    """Return a claim as the page's document and the record store it."""
     return {
         "item": item, "claim": sentence, "unit": unit, "verdict": verdict.word, "seeds": verdict.seeds,
         "mean": finite_or_none(verdict.mean), "low": finite_or_none(verdict.low), "high": finite_or_none(verdict.high),

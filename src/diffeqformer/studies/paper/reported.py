@@ -1,4 +1,4 @@
-"""What the paper has of each item: the place, and its words or its numbers there.
+"""What the paper reports for each item: the place, and its words or its numbers there.
 
 Words between quotation marks are the paper's own, words in brackets stand for its formulas. The numbers of its tables
 1, 2 and 6 and the values of b2 are formulas too, and missing from the text that this was taken from: they are not
@@ -13,7 +13,7 @@ from diffeqformer.report.table import Table
 
 @dataclass(frozen=True)
 class Reported:
-    """Of one item."""
+    """What the paper reports for one item."""
 
     places: Sequence[tuple[str, str]]
     """Each place, such as a section with a figure, and what is there."""
@@ -150,4 +150,4 @@ attention heads | 12 | 16 | 20 | 16"""),),
          'before the projection block".'),
     )),
 }  # fmt: skip
-"""By item; items that are not the paper's have none."""
+"""What the paper reports, by item; items that are not from the paper have no entry."""

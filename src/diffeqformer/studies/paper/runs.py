@@ -26,11 +26,11 @@ from diffeqformer.studies.reproduce.experiments import Rates, on_text, search, w
 Scale = Literal["laptop", "gpu"]
 UPDATES: Mapping[Scale, int] = {"laptop": 500, "gpu": 2000}
 SEARCHES = 4
-"""Runs of a search for a learning rate, usually; at least 3, at most 7."""
+"""Usual number of runs of a search for a learning rate; at least 3, at most 7."""
 DIVERGED = "diverged.json"
-"""Of a run whose training came to no end: it is not trained again."""
+"""File of a run whose training diverged: it is not trained again."""
 BATCHES = 16
-"""Of the evaluations on the way; the last one is whole."""
+"""Batches of each evaluation during training; the last one is on the whole split."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Arguments:
     """
 
     items: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ITEM")] = ()
-    """Such as table-1 or figure-7; all of them if none are named."""
+    """Items such as table-1 or figure-7; all if none are named."""
     list: bool = False
     """Train nothing: list the items, what they still need, and how long that takes."""
     finished: bool = False
@@ -54,7 +54,7 @@ class Arguments:
     scale: Scale = "laptop"
     """Models of the quickstart's size; or GPT-small and its twins, context 1024, which need a GPU and --data."""
     updates: int | None = setting(None, least=1, most=INT32)
-    """Of each run; if not given 500, at gpu scale 2,000 (131 million tokens)."""
+    """Updates per run; if not given 500, at gpu scale 2,000 (131 million tokens)."""
     data: Files = ()
     """Text files or globs to train on; the source of Python's standard library if not given."""
     other: Files = ()
@@ -78,25 +78,25 @@ class Arguments:
 
     @property
     def of(self) -> Document:
-        """What verdicts are of, whatever the seeds: scale, updates and text, and the other text if one is given."""
+        """What verdicts refer to, whatever the seeds: scale, updates and text, and the other text if one is given."""
         own = {"scale": self.scale, "updates": self.length, "text": self.text}
         return {**own, "other": _names(self.other)} if self.other else own
 
     @property
     def text(self) -> str:
-        """What is trained on, in words."""
+        """The training text, in words."""
         return _names(self.data) or "the source of Python's standard library"
 
 
 def _names(files: Sequence[str]) -> str:
-    """The last two parts of each path: folders differ between machines, and train.txt is not always the same."""
+    """Join the last two parts of each path: folders differ between machines, and train.txt is not always the same."""
     return ", ".join("/".join(one.split("/")[-2:]) for one in files)
 
 
 class Runs:
-    """The runs of all models by name and seed, trained when they are asked for.
+    """The runs of all models by name and seed, trained on demand.
 
-    **Arguments:** `models`, by the names of their folders; `rates`, learning rates that were searched before.
+    **Arguments:** `models`, by the names of their folders; `rates`, learning rates found by earlier searches.
     """
 
     def __init__(
@@ -111,12 +111,12 @@ class Runs:
         self.diverged: dict[str, set[int]] = {}
         """Seeds with which a model's training diverged, by its name."""
         self.contents: dict[str, str] = {}
-        """`TokenCache.content` of what models were trained on, by their names."""
+        """`TokenCache.content` of each model's training text, by the model's name."""
         self.texts: dict[DataConfig, str | None] = {}
         """`TokenCache.content` of each text."""
 
     def config(self, name: str, seed: int, rate: float) -> Config:
-        """Of one run."""
+        """Return the config of one run."""
         model, a = self.models[name], self.arguments
         config = with_values(read_shipped(model.config), model.settings)
         config = with_length(config, math.ceil(model.length * a.length), seed)
@@ -126,8 +126,8 @@ class Runs:
         return validate(with_values(config, own))
 
     def rate(self, name: str) -> float | None:
-        """The learning rate that was searched for a model, or for the one that it takes it from; `None` if the search
-        is not at its end and nothing is to be trained."""
+        """Return the learning rate found for a model, or for the model whose rate it takes; `None` if the search is
+        not finished and nothing is to be trained."""
         if self.models[name].rate:
             return self.models[name].rate
         name = self.models[name].rate_of or name
@@ -142,7 +142,7 @@ class Runs:
         return self.rates[name][0]
 
     def trained(self, name: str, seed: int) -> Finished | None:
-        """A model at its rate; `None` if its training diverged, or there is none at this scale or no text for it."""
+        """Return a model trained at its rate; `None` if that diverged, or if this scale has no such model or text."""
         if name not in self.models or (self.models[name].other and not self.arguments.other):
             return None
         if (rate := self.rate(name)) is None:
@@ -207,8 +207,8 @@ class Runs:
             return None
 
     def _require_text(self, config: Config) -> None:
-        """Check that a run that has ended was trained on the text that is there now; where nothing is trained, and the
-        text may be elsewhere, on that of the runs before it.
+        """Check that a finished run was trained on the current text; or, where nothing is trained and the text may be
+        elsewhere, on the text of the runs before it.
 
         **Raises:** `BadInput` if it was not.
         """
@@ -223,8 +223,8 @@ class Runs:
 
     @cached_property
     def ended(self) -> dict[tuple[str, str, str], Values]:
-        """The entries of finished runs, by model, rate and seed as their folders are named; those of other settings are
-        none."""
+        """The entries of finished runs, by model, rate and seed as their folders are named; runs of other settings are
+        left out."""
         from diffeqformer.runs.folder import RESULTS, settings_of
         from diffeqformer.runs.results import results_of
         from diffeqformer.runs.settings import first_difference, numeric
@@ -249,8 +249,8 @@ class Runs:
 
     @cached_property
     def pace(self) -> tuple[float, str]:
-        """Operations per second that updates get, and by what that is known: finished runs; else 30 % of an
-        accelerator's peak, or half of what this machine's matrix products get."""
+        """Operations per second of updates, and the basis of that estimate: finished runs; else 30 % of an
+        accelerator's peak, or half of what this machine's matrix products reach."""
         ran = [(self.operations(name) * one["updates"], one["tokens"] / one["tokens_per_second"])
                for (name, _, _), one in self.ended.items() if one["tokens_per_second"]]  # fmt: skip
         if ran:
@@ -262,7 +262,7 @@ class Runs:
         return matrix_speed() / 2 if device is None else 0.3 * device.peak, "this machine's speed"
 
     def operations(self, name: str) -> float:
-        """Of one update of a model."""
+        """Return the number of operations of one update of a model."""
         from diffeqformer.model.count import update_operations
 
         if name not in self.counted:
@@ -272,27 +272,27 @@ class Runs:
         return self.counted[name]
 
     def seconds(self, name: str) -> float:
-        """That one run of a model takes, evaluations left out."""
+        """Estimate the seconds that one run of a model takes, without evaluations."""
         return self.operations(name) * self.models[name].length * self.arguments.length / self.pace[0]
 
     def searches(self, name: str) -> int:
-        """How many runs the search for a model's rate still needs, about."""
+        """Estimate how many runs the search for a model's rate still needs."""
         rates = {rate for one, rate, _ in self.ended if one == name}
         searched = not (self.models[name].rate_of or self.models[name].rate) and self.arguments.scale == "laptop"
         return max(0, SEARCHES - len(rates)) if searched and name not in self.rates else 0
 
 
 def _finished(config: Config, entry: Values, opened: Any) -> Finished:
-    """A run whose config has the size of the vocabulary, which the tokenizer decides."""
+    """Return a run whose config has the vocabulary's size, which the tokenizer decides."""
     vocabulary = entry["config"]["model"]["vocabulary"]
     return Finished(replace(config, model=replace(config.model, vocabulary=vocabulary)), entry, opened)
 
 
 def matrix_speed() -> float:
-    """Operations per second of this machine's matrix products, in single precision, if nothing else runs on it.
+    """Measure operations per second of this machine's matrix products, in single precision, as if nothing else ran.
 
-    By the time of its processors and not of the clock, so that other work beside it changes nothing; by products so
-    small that a library takes one thread for each, since threads that wait for others spend that time, too.
+    CPU time is measured instead of wall time, so that other work on the machine changes nothing. Products are so small
+    that a library uses one thread for each, since threads that wait for others spend CPU time, too.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Tables of the paper's items that no claim is made of: measured once, kept beside the runs and in the record."""
+"""Tables of the paper's items that no claim is based on: measured once, kept with the runs and in the record."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -22,7 +22,7 @@ ROUNDS = 5
 
 
 def costs(progress: Progress, configs: Mapping[int, Config] | None = None) -> Table:
-    """Stored parameters, memory of an update as compiled, and tokens per second, by d_emb and at two batch sizes."""
+    """Measure stored parameters, an update's memory as compiled, and tokens per second by d_emb, at two batch sizes."""
     configs = configs or dict(_sizes(shipped(f"quickstart-{OURS}")))
     speeds = [_speeds(configs, size, progress) for size in BATCH_SIZES]
     megabytes = lambda config, size: None if (known := planned_memory(config, size)) is None else known / 1e6
@@ -38,14 +38,14 @@ def costs(progress: Progress, configs: Mapping[int, Config] | None = None) -> Ta
 
 
 def _sizes(config: Config) -> Iterator[tuple[int, Config]]:
-    """The config with every d_emb of figure 14."""
+    """Yield the config with every d_emb of figure 14."""
     assert config.model.time is not None
     for d_emb in sorted((*D_EMB, config.model.time.d_emb)):
         yield d_emb, with_values(config, {"model.weights.d_emb": d_emb})
 
 
 def _speeds(configs: Mapping[int, Config], size: int, progress: Progress) -> dict[int, float]:
-    """Tokens per second of updates on so many sequences, by d_emb."""
+    """Measure the tokens per second of updates on `size` sequences, by d_emb."""
     of = lambda config: with_values(config, {"trainer.batch_size": size})
     updates = {f"d_emb {d_emb}, {size} sequences": benchmark.repeated(of(one)) for d_emb, one in configs.items()}
     seconds = benchmark.take_turns(updates, ROUNDS, progress)
@@ -57,7 +57,7 @@ TABLES: Mapping[str, Callable[[Progress], Table]] = {"costs": costs}
 
 
 def measured(kind: str, runs: Runs) -> Table | None:
-    """A table as it was measured beside these runs; measured and kept if it was not, `None` if nothing is to run."""
+    """Return a table as measured with these runs, or measure and keep it now; `None` if nothing is to run."""
     path = runs.folder / "tables" / f"{kind}.json"
     if path.is_file():
         return Table(**read_sealed(path))
