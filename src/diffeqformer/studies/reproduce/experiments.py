@@ -1,4 +1,4 @@
-"""What experiments share: runs that are trained one after another and kept, and the search for a learning rate."""
+"""Code shared by experiments: training and keeping a series of runs, and the search for a learning rate."""
 
 import math
 import statistics
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
 
 EVALUATIONS = 5
-"""Of the validation split, in the course of each run."""
+"""Number of evaluations on the validation split in the course of each run."""
 Rates = dict[str, tuple[float, dict[float, float]]]
-"""By what was trained, the best learning rate and the loss of every one that was tried."""
+"""The best learning rate, and the loss of every rate that was tried, by what was trained."""
 
 
 def with_length(config: Config, updates: int, seed: int) -> Config:
-    """The config of a run of so many updates, evaluated `EVALUATIONS` times on the whole validation split."""
+    """Return the config of a run of `updates` updates, evaluated `EVALUATIONS` times on the whole validation split."""
     every = max(1, updates // EVALUATIONS)
     trainer = replace(config.trainer, updates=updates, evaluate_every=every, evaluate_batches=0, keep_best=0, seed=seed)
     return replace(config, trainer=trainer)
 
 
 def on_text(config: Config, files: Sequence[str], cache: str) -> Config:
-    """The config on these files, or on the text of its own without any; its packed tokens are in the folder `cache`."""
+    """Return the config on these files, or on its own text if there are none, with packed tokens in folder `cache`."""
     own = {"data.source": "files", "data.train": files, "data.dataset": ""} if files else {}
     return with_values(config, {**own, "data.cache": cache})
 
@@ -49,9 +49,9 @@ def train_all(
     """Train every run that is not trained yet, and write `results.json` into `folder`.
 
     **Arguments:** `runs`, the config of each and its role in the comparison; `planned`, how many there will be; `more`,
-    entries of a run besides its own and its role.
+    returns further entries of a run besides its own and its role.
 
-    **Returns:** the document of `runs.results`; its corpus by the `text` of the roles, if they have one.
+    **Returns:** the document of `runs.results`; its corpus is keyed by the `text` of the roles, if they have one.
     """
     from diffeqformer.runs.folder import RESULTS
     from diffeqformer.runs.results import document
@@ -70,10 +70,10 @@ def train_all(
 
 
 def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]], folder: Path) -> Result:
-    """Runs by kind, how many are finished, and how long the others take, by the pace of those.
+    """List runs by kind, how many are finished, and how long the others take at the pace of the finished ones.
 
-    **Arguments:** `runs`: the kind of each in words, its folder, the settings by which it is known, its updates among
-    them, by their dotted names, and how many evaluations of the field one of these takes.
+    **Arguments:** `runs`: the kind of each in words, its folder, the settings that identify it, by dotted name and
+    including its updates, and how many evaluations of the field an update takes.
     """
     from diffeqformer.runs.results import results_of
     from diffeqformer.runs.settings import first_difference, numeric
@@ -108,12 +108,12 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]
 
 
 def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) -> tuple[float, dict[float, float]]:
-    """The best learning rate of a grid by factors of two, which grows until its best value is inside it.
+    """Search the best learning rate on a grid of factors of two, which grows until the best rate is inside it.
 
-    **Arguments:** `loss_of`, what a rate leads to, infinite where training diverged; `start`, the middle of the first
-    three; `most`, how many are tried: the same budget for every model.
+    **Arguments:** `loss_of`, returns a rate's loss, infinite where training diverged; `start`, the middle of the first
+    three rates; `most`, how many are tried at most: the same budget for every model.
 
-    **Returns:** the best rate, and the loss of every one that was tried.
+    **Returns:** the best rate, and the loss of every rate that was tried.
     """
     tried = {rate: loss_of(rate) for rate in (start / 2, start, 2 * start)}
     while len(tried) < most:
@@ -128,7 +128,7 @@ def search(loss_of: Callable[[float], float], start: float, *, most: int = 7) ->
 
 
 def trained(config: Config, progress: Progress) -> Document | None:
-    """The entry of a run, trained if it is not yet; `None` where training diverges, which is said."""
+    """Return the entry of a run, trained if it is not yet; `None` if training diverges, which is reported."""
     from diffeqformer.runs.trainer import train
 
     try:
@@ -138,7 +138,7 @@ def trained(config: Config, progress: Progress) -> Document | None:
 
 
 def trained_loss(config: Config, progress: Progress) -> float:
-    """Of validation after training; infinite where training diverges."""
+    """Return the validation loss after training; infinite if training diverges."""
     entry = trained(config, progress)
     return math.inf if entry is None else entry["validation"]["loss"]
 
@@ -146,7 +146,7 @@ def trained_loss(config: Config, progress: Progress) -> float:
 def rate_for(
     name: str, start: float, config_at: Callable[[float], Config], rates: Mapping[str, float], progress: Progress
 ) -> tuple[float, Document]:
-    """The learning rate of `rates`, or else the best of a search; and what a role says of that search."""
+    """Return the learning rate from `rates`, or else the best of a search, and what a role records of that search."""
     if name in rates:
         return rates[name], {}
     progress.say(f"learning rate of {name}")
@@ -155,29 +155,29 @@ def rate_for(
 
 
 def losses_document(tried: Mapping[float, float]) -> Document:
-    """Losses by learning rate as JSON has them: `null` where training diverged."""
+    """Convert losses by learning rate to JSON: `null` where training diverged."""
     return {f"{rate:g}": finite_or_none(loss) for rate, loss in tried.items()}
 
 
 def losses_of(document: Values) -> dict[float, float]:
-    """What `losses_document` was made of."""
+    """Restore the losses from which `losses_document` made a document."""
     return {float(rate): math.inf if loss is None else loss for rate, loss in document.items()}
 
 
 def rates_of(found: Values) -> dict[str, float]:
-    """The learning rates of the runs of `train_all` that can be searched, by the `searched` of their roles."""
+    """Return the learning rates of those runs of `train_all` that can be searched, by the `searched` of their roles."""
     runs = [one for one in found["models"] if "searched" in one["role"]]
     return {one["role"]["searched"]: one["config"]["optimizer"]["learning_rate"] for one in runs}
 
 
 def searches(found: Values) -> Rates:
-    """What was searched among the runs of `train_all`: roles with losses by rate under `tried`."""
+    """Return the searches among the runs of `train_all`: those with losses by rate under `tried` in their roles."""
     rates, roles = rates_of(found), [one["role"] for one in found["models"] if one["role"].get("tried")]
     return {role["searched"]: (rates[role["searched"]], losses_of(role["tried"])) for role in roles}
 
 
 def rates_table(found: Rates, seed: int) -> Table:
-    """The search for learning rates with a seed, those left out at which training diverged."""
+    """Build the table of the search for learning rates with a seed, without rates at which training diverged."""
     rows = [
         (name, f"{best:g}", "yes" if min(losses) < best < max(losses) else "no",
          ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items() if math.isfinite(loss)))

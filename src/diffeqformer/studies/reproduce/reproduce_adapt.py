@@ -2,8 +2,8 @@
 
 Both systems are pretrained on each of two texts. DiffEqFormer, pretrained at N steps, is populated at each of the
 depths and fine-tuned on the other text by LoRA and in full; so is the deeper vanilla GPT, at its only depth. The models
-that were pretrained on that other text are what training from scratch reaches. One tokenizer serves all. The learning
-rate of fine-tuning is searched for each system, method and direction, at the depth of pretraining, with the first seed.
+pretrained on that other text show what training from scratch reaches. All share one tokenizer. The learning rate of
+fine-tuning is searched for each system, method and direction, at the depth of pretraining, with the first seed.
 """
 
 import math
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 Method = Literal["lora", "full"]
 Texts = Mapping[str, DataConfig]
-"""Two by name."""
+"""The two texts by name."""
 LEARNING_RATES: Mapping[Method, float] = {"lora": 5e-3, "full": 1.5e-3}
-"""Of each way to fine-tune, where the search for a rate begins, for both systems alike."""
+"""Learning rates at which the search begins, by method of fine-tuning, the same for both systems."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Arguments:
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, and compare over all seeds.
 
-    **Raises:** `BadInput` for texts or steps that cannot be; whatever training raises.
+    **Raises:** `BadInput` for invalid texts or steps; whatever training raises.
     """
     require_once("--seeds", arguments.seeds)
     if arguments.steps < 6 or arguments.steps % 6:
@@ -93,10 +93,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def reproduce(
     arguments: Arguments, texts: Texts, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Document:
-    """As `train_all`.
+    """Train all runs of one seed, as `train_all` does.
 
-    **Arguments:** `seed`, of weights and batches; `rates`, as `rates_of` another seed: what is
-    not in it is searched.
+    **Arguments:** `seed`, of weights and batches; `rates`, as from `rates_of` of another seed: what is not in it is
+    searched.
     """
     planned = len(texts) * (2 + len(LEARNING_RATES) * (len(arguments.depths) + 1))
     runs = _runs(arguments, texts, seed, folder, progress, rates)
@@ -106,11 +106,11 @@ def reproduce(
 def _runs(
     arguments: Arguments, texts: Texts, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Iterator[tuple[Config, Document]]:
-    """The config of each run, and what it is for; those of fine-tuning open the pretrained runs, trained by then."""
+    """Yield the config of each run, and its role; those of fine-tuning open the pretrained runs, trained by then."""
     from diffeqformer.runs import folder as run_folder
     from diffeqformer.runs.opening import load_run
 
-    # DiffEqFormer, and the vanilla GPT of the greatest depth, by the names of their folders.
+    # DiffEqFormer, and the vanilla GPT of the greatest depth, by folder name.
     systems = {}
     for system, steps in (("diffeqformer", arguments.steps), ("gpt", arguments.depths[-1])):
         config = with_length(read_shipped(f"quickstart-{system}"), arguments.pretraining, seed)
@@ -141,7 +141,7 @@ def _runs(
 
 
 def _tuned(base: "Run", folder: Path, settings: Mapping[str, Any], steps: int, rate: float) -> Config:
-    """The config of one fine-tuned run."""
+    """Return the config of one fine-tuned run."""
     from diffeqformer.runs.finetune import finetune_config
 
     run, optimizer = folder / f"steps-{steps}" / f"rate-{rate:.3g}", base.config.optimizer
@@ -149,7 +149,7 @@ def _tuned(base: "Run", folder: Path, settings: Mapping[str, Any], steps: int, r
 
 
 def records(found: Sequence[Values]) -> list[Document]:
-    """The documents of `reproduce`, one per seed, as the rows that figures and tables are made of.
+    """Convert the documents of `reproduce`, one per seed, to the rows that figures and tables are made of.
 
     **Returns:** for each fine-tuned run, and for each model trained from scratch, a row of `reproduce_adapt_figures`.
     """
@@ -179,7 +179,7 @@ def _row(entry: Values) -> Document:
 
 
 def _about(arguments: Arguments, found: Values) -> str:
-    """What was trained on what, in one paragraph."""
+    """Describe in one paragraph what was trained on what."""
     from diffeqformer.runs.finetune import RANK
 
     texts = ", ".join(

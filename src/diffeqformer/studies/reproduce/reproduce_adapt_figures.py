@@ -1,6 +1,6 @@
 """Records of `reproduce adapt` as figures in the layout of the paper's figure 5, tables and sentences.
 
-A record is one fine-tuned, or newly trained, model as a dictionary:
+A record is a dictionary for one model, fine-tuned or trained from scratch:
 
     direction    "A → B", the text of pretraining and that of fine-tuning
     method       "lora", "full", or "scratch": trained on B alone, drawn beside both
@@ -35,12 +35,12 @@ from diffeqformer.studies.study import Result
 
 Record = Document
 System = tuple[str, bool]
-"""Its name, and whether it was trained from scratch."""
+"""A system's name, and whether it was trained from scratch."""
 METHODS = {"lora": "LoRA", "full": "full", "scratch": "from scratch"}
-"""The methods of records, in order, and how they are written."""
+"""The methods of records, in order, and their names in words."""
 TUNED = ("lora", "full")
 MOST = 5
-"""Curves are cut where the perplexity is as many times the lowest: what matters is where they end."""
+"""Curves are cut where the perplexity is this many times the lowest: what matters is where they end."""
 COLUMNS = (
     "system", "method", "steps", "seeds", "final perplexity", "before tuning", "trained", "stored", "populated",
 )  # fmt: skip
@@ -49,10 +49,10 @@ COLUMNS = (
 def result_of(
     records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path(), rates: Rates | None = None
 ) -> Result:
-    """Sentences computed from the records, a figure and a table for each direction, and the learning rates.
+    """Build sentences from the records, a figure and a table for each direction, and the learning rates.
 
-    **Arguments:** `records`, in the order in which systems are to be listed; `about`, what else is to be told; `rates`,
-    those that were searched.
+    **Arguments:** `records`, in the order in which systems are to be listed; `about`, further sentences; `rates`, the
+    learning rates that were searched.
     """
     directions, systems = list(dict.fromkeys(record["direction"] for record in records)), systems_of(records)
     caption = (
@@ -72,7 +72,7 @@ def result_of(
 
 
 def systems_of(records: Sequence[Record]) -> list[System]:
-    """Systems in the order of their first record, and whether they are trained from scratch: those come last."""
+    """List systems in the order of their first record, and whether they are trained from scratch: those come last."""
     return sorted(dict.fromkeys(map(_system_of, records)), key=lambda one: one[1])
 
 
@@ -81,22 +81,22 @@ def _system_of(record: Record) -> System:
 
 
 def system_name(system: str, scratch: bool) -> str:
-    """A system in words."""
+    """Name a system in words."""
     return f"{system}, from scratch" if scratch else system
 
 
 def of_seeds(record: Record, key: str, name: str) -> Any:
-    """A number of a record that may be missing."""
+    """Return a number of a record, or `None` if it is missing."""
     return (record.get(key) or {}).get(name)
 
 
 def adaptation(records: Sequence[Record], direction: str, systems: Sequence[System], *, width: float = WIDE) -> Drawing:
-    """One direction: for each method the validation perplexity over updates, and where each system ends.
+    """Draw one direction: for each method the validation perplexity over updates, and where each system ends.
 
     Curves are means over seeds, dashed from scratch. Large points are means of the final perplexities, small ones
     seeds.
 
-    **Arguments:** `systems`, as `systems_of` the records of all directions: a system has one colour everywhere.
+    **Arguments:** `systems`, as from `systems_of` for all directions: a system has one colour everywhere.
     """
     own = [record for record in records if record["direction"] == direction]
     methods = [m for m in TUNED if any(r["method"] == m for r in own)] or ["scratch"]
@@ -136,7 +136,7 @@ def _curves(axis: Axes, records: Sequence[Record], systems: Sequence[System]) ->
 
 
 def _finals(axis: Axes, records: Sequence[Record], systems: Sequence[System], *, named: bool) -> None:
-    """Final perplexities with their values, one row per system, the first on top; `named` where there is room."""
+    """Draw final perplexities with their values, one row per system, the first on top; `named` where there is room."""
     here = [one for one in systems if _of(records, one)]
     names, ends = [], []
     for row, one in enumerate(here):
@@ -168,7 +168,7 @@ def _of(records: Sequence[Record], system: System) -> list[Record]:
 
 
 def _look(systems: Sequence[System], one: System) -> dict[str, Any]:
-    """A colour and marker for each system; from scratch the same, hollow and dashed."""
+    """Return a system's colour and marker; trained from scratch it has the same, hollow and dashed."""
     (system, scratch), names = one, list(dict.fromkeys(name for name, _ in systems))
     index = names.index(system)
     marker = MARKERS[(index + index // len(MARKERS)) % len(MARKERS)]  # another one when the colours begin again
@@ -177,7 +177,7 @@ def _look(systems: Sequence[System], one: System) -> dict[str, Any]:
 
 
 def findings(records: Sequence[Record], directions: Sequence[str]) -> list[str]:
-    """Which system ends lowest how often; then for each direction and method how all end, and what scratch reaches."""
+    """Say how often each system ends lowest; then, by direction and method, how all end, and what scratch reaches."""
     best, said = [], []
     for direction in directions:
         reached = [f"{system} reaches {perplexity(mean)}" for system, mean in _ranked(records, direction, "scratch")]
@@ -198,7 +198,7 @@ def findings(records: Sequence[Record], directions: Sequence[str]) -> list[str]:
 
 
 def _ranked(records: Sequence[Record], direction: str, method: str) -> list[tuple[str, float]]:
-    """Systems and their mean final perplexity, lowest first."""
+    """Rank systems by their mean final perplexity, lowest first."""
     own = [record for record in records if (record["direction"], record["method"]) == (direction, method)]
     found = []
     for system in dict.fromkeys(record["system"] for record in own):
@@ -209,7 +209,7 @@ def _ranked(records: Sequence[Record], direction: str, method: str) -> list[tupl
 
 
 def _rows(records: Sequence[Record], direction: str) -> tuple[tuple[str, ...], ...]:
-    """One row for each method, system and number of steps of a direction; numbers are means and spreads over seeds."""
+    """Build a row for each method, system and number of steps of a direction, with means and spreads over seeds."""
     groups: dict[tuple[str, str, int], list[Record]] = {}
     for method in METHODS:
         for record in records:
@@ -239,7 +239,7 @@ def _terms(records: Sequence[Record]) -> str:
 
 
 def _arrays(records: Sequence[Record]) -> dict[str, np.ndarray]:
-    """All numbers of the records by name: one row per record, and the points of all curves in a row."""
+    """Return all numbers of the records by name: one row per record, and the points of all curves one after another."""
     points = [(number, *point) for number, record in enumerate(records) for point in record.get("curve") or ()]
     names = [(key, name) for key in ("final", "before") for name in ("loss", "perplexity")]
     names += [("parameters", name) for name in ("stored", "effective", "trained")]

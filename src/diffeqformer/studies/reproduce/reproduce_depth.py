@@ -1,7 +1,8 @@
-"""`reproduce depth`: does depth pay, in one checkpoint as in models trained at one depth alone?
+"""`reproduce depth`: does depth pay, both in one checkpoint and in models trained at one depth alone?
 
 Every model sees the same batches in the same order (equal tokens). If asked for, models of one depth are trained once
-more with the compute of the elastic one: NFE, evaluations of the field on the tokens of an update, over all updates.
+more with the compute of the elastic model: its NFE, evaluations of the field on the tokens of an update, summed over
+all updates.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,16 +37,16 @@ Kind = Literal[
     "gpt", "diffeqformer", "elastic", "layerdrop", "exits", "landings", "shared", "loop", "nested", "corrected",
     "dyadic", "freed", "drawn", "first-recipe",
 ]  # fmt: skip
-"""Shipped configs, each `depth-KIND`; `freed` is `depth-sharing`, of which each dyadic step then gets its own block."""
+"""Shipped configs, each `depth-KIND`; `freed` is `depth-sharing`, whose dyadic steps later get a block each."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")
-"""Those that have a model for each depth, which is read there only; the others are one checkpoint."""
+"""Kinds with one model for each depth, evaluated at that depth only; every other kind is one checkpoint."""
 SHARING = "sharing"
 SHARED_PART, FREED_WARMUP = 1 / 3, 0.03
-"""Of the updates of `freed`, how many share weights; and of the others, how many warm up."""
+"""Fraction of the updates of `freed` that share weights; and of the remaining ones, fraction of warmup."""
 SAME_COMPUTE = ", same compute"
-"""Ends the kind of models of one depth that have the compute of the elastic one, not its tokens."""
+"""Suffix of the kind of models of one depth that have the compute of the elastic one, not its tokens."""
 READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
-"""Depths that one checkpoint is read at, as far as it can."""
+"""Depths at which one checkpoint is evaluated, as far as it can run at them."""
 PUZZLE_RATE = 3e-3
 """Peak learning rate of all models on puzzles."""
 TITLE = "Depth that pays"
@@ -70,9 +71,9 @@ class Arguments:
     depths: Annotated[tuple[int, ...], tyro.conf.arg(metavar="N")] = setting((2, 4, 8, 16), least=1, most=MOST_STEPS)
     """Depths at which models of one depth are trained."""
     models: tuple[Kind, ...] = ("elastic", "gpt", "layerdrop", "loop", "shared")
-    """What is trained, in this order."""
+    """Models to train, in this order."""
     updates: int | None = setting(None, least=1, most=INT32)
-    """Of each model; 8,000 for puzzles and 10,000 for text if not given."""
+    """Updates per model; if not given 8,000 for puzzles and 10,000 for text."""
     same_compute: bool = False
     """Train models of one depth a second time, with the compute of the elastic one."""
     search: bool = False
@@ -88,7 +89,7 @@ class Arguments:
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, and compare over all seeds.
 
-    **Raises:** `BadInput` for data beside a puzzle, or a list of what a search decides; whatever training raises.
+    **Raises:** `BadInput` for data with a puzzle, or for `list` with `search`; whatever training raises.
     """
     for option in ("seeds", "models", "depths"):
         require_once(f"--{option}", getattr(arguments, option))
@@ -122,10 +123,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 def reproduce(
     arguments: Arguments, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Document:
-    """As `train_all`, with readings at several depths.
+    """Train all runs of one seed as `train_all` does, with readings at several depths.
 
-    **Arguments:** `seed`, of all that is drawn; `rates`, as `rates_of` another seed: what is not in it is searched, if
-    the arguments say so.
+    **Arguments:** `seed`, of everything random; `rates`, as from `rates_of` of another seed: what is not in it is
+    searched, if the arguments say so.
     """
     runs = list(runs_of(arguments, seed, folder))
     at_best = (_at_best_rate(arguments, config, role, rates, progress) for config, role in runs)
@@ -139,7 +140,7 @@ def reproduce(
 def _at_best_rate(
     arguments: Arguments, config: Config, role: Document, rates: Mapping[str, float], progress: Progress
 ) -> tuple[Config, Document]:
-    """A run at its learning rate: that of `rates`, the best of a search if one is asked for, or else as it is."""
+    """Return a run at its learning rate: that of `rates`, the best of a search if asked for, or else the config's."""
     name, start = Path(config.run).name, config.optimizer.learning_rate
     if role["kind"] in (SHARING, "freed"):  # the second goes on from the first, whose folder and rate it names
         return config, role
@@ -156,7 +157,7 @@ def _at_best_rate(
 
 
 def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:
-    """The config of each run, and what it is for."""
+    """Yield the config of each run, and its role."""
     from diffeqformer.training.depths import compute_of
 
     updates = arguments.updates or UPDATES[arguments.task]
@@ -188,9 +189,10 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
 
 
 def freed_config(sharing: Config, folder: str, updates: int) -> Config:
-    """The run that gives each dyadic step of the model of `sharing` a block of its own, and trains on.
+    """Return the config of the run that gives each dyadic step of the model of `sharing` its own block, and trains on.
 
-    Of a config, not of a run as `finetune_config`: that of `sharing` is not there yet when runs are listed.
+    It starts from a config, not from a run as `finetune_config` does, because the run of `sharing` does not exist yet
+    when runs are listed.
     """
     from diffeqformer.model.adapt import adapted_config
     from diffeqformer.runs.results import name_of_run
@@ -202,7 +204,7 @@ def freed_config(sharing: Config, folder: str, updates: int) -> Config:
 
 
 def _on_task(arguments: Arguments, config: Config) -> Config:
-    """A config for the task that is asked for; shipped ones are for the text of the standard library."""
+    """Adapt a config to the task that is asked for; shipped configs are for the text of the standard library."""
     if arguments.task == "text":
         return on_text(config, arguments.data, arguments.cache)
     own = {
@@ -216,7 +218,7 @@ def _on_task(arguments: Arguments, config: Config) -> Config:
 
 
 def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Document]:
-    """A trained model at its own depth, or at all of `READ` that it can run at.
+    """Evaluate a trained model at its own depth, or at all depths of `READ` that it can run at.
 
     **Returns:** for each, `steps`, `loss`, `perplexity`, and for a puzzle `accuracy` by difficulty.
     """
@@ -234,7 +236,7 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Doc
 
 
 def energy(model: "Transformer") -> float:
-    """The share of the matrices' squared length over the deepest grid that is not that of their mean over depth."""
+    """Return the share of the matrices' squared norm on the model's grid that is not that of their mean over depth."""
     from diffeqformer.analysis.participation import variation_over_depth
 
     grid = model.grid()
@@ -243,9 +245,9 @@ def energy(model: "Transformer") -> float:
 
 
 def records(found: Sequence[Values]) -> list[Document]:
-    """The documents of `reproduce`, one per seed, as the rows that figures and tables are made of.
+    """Convert the documents of `reproduce`, one per seed, to the rows that figures and tables are made of.
 
-    **Returns:** for each model and each depth that it was read at: `kind`, `steps`, `seed`, `loss`, `perplexity`,
+    **Returns:** for each model and each depth at which it was evaluated: `kind`, `steps`, `seed`, `loss`, `perplexity`,
     `accuracy` (`None` for text), `updates`, `compute`.
     """
     rows = []
@@ -259,7 +261,7 @@ def records(found: Sequence[Values]) -> list[Document]:
 
 
 def about(found: Values) -> str:
-    """What was trained on what, in one paragraph."""
+    """Describe in one paragraph what was trained on what."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]
     updates = max(entry["role"].get("updates", entry["updates"]) for entry in found["models"])

@@ -1,4 +1,4 @@
-"""Records of `reproduce depth` as figures, tables and a judgement by rules that were written before the runs."""
+"""Records of `reproduce depth` as figures, tables and a judgement by rules written before the runs."""
 
 import math
 import statistics
@@ -41,21 +41,21 @@ NAMES = {
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
-"""The kinds of records, in order, and how they are written."""
+"""The kinds of records, in order, and their names in words."""
 RIGHT = 0.9
-"""A difficulty is reached if at least this fraction of its answers is right."""
+"""A difficulty is reached if at least this fraction of its answers is correct."""
 DEEP, SHALLOW = 16, 4
 GAIN, NEAR, RISE, ENERGY = 0.05, 0.02, 0.005, 0.2
-"""Marks, of perplexity: what 16 steps gain over 4; how near the best model of that depth is; the most that it rises as
-steps are added; and the share of the weights' energy that is change over depth."""
+"""Marks: the gain in perplexity of 16 steps over 4; its distance from the best model of that depth; its largest rise as
+steps are added; and the fraction of the weights' energy that is change over depth."""
 
 
 def result_of(
     records: Sequence[Record], about: Sequence[str] = (), folder: Path = Path(), rates: Rates | None = None
 ) -> Result:
-    """Figures, tables and sentences of the records of `reproduce_depth`.
+    """Build figures, tables and sentences from the records of `reproduce_depth`.
 
-    **Arguments:** `about`, what else is to be told; `rates`, searches for learning rates.
+    **Arguments:** `about`, further sentences; `rates`, searches for learning rates.
     """
     figures = [both_widths("depth-loss", caption_of(records), by_steps, records, "loss")]
     judged = [table] if (table := judgement(records)).rows else []
@@ -76,7 +76,7 @@ def result_of(
 
 
 def caption_of(records: Sequence[Record]) -> str:
-    """What is drawn of what there is."""
+    """Write the caption, which says what is drawn."""
     said = "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint."
     said += " Hollow marks: a model of its own for each depth." if any(r["kind"] in ALONE for r in records) else ""
     said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
@@ -87,7 +87,7 @@ def caption_of(records: Sequence[Record]) -> str:
 
 
 def _frame(records: Sequence[Record]) -> tuple[float, float]:
-    """Losses that are drawn: a reading far from what was trained would hide the rest."""
+    """Return the range of losses to draw: a reading far from the trained depths would hide the rest."""
     best = min(min(means(records, kind).values(), default=math.inf) for kind in kinds(records))
     seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1]
     top = min(max(seen, default=1.0), best + 1.5) * 1.02
@@ -100,12 +100,12 @@ def puzzle(records: Sequence[Record]) -> bool:
 
 
 def reach_of(record: Record) -> float:
-    """The largest difficulty up to which at least `RIGHT` of the answers are right."""
+    """Return the largest difficulty up to which at least `RIGHT` of the answers are correct."""
     return float(reach(record["accuracy"], RIGHT))
 
 
 def values(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int, list[float]]:
-    """`loss` (nats) or `reach` of all seeds by number of steps, where they are finite."""
+    """Return the `loss` (nats) or `reach` of all seeds by number of steps, where finite."""
     found: dict[int, list[float]] = {}
     for r in sorted(records, key=lambda r: r["steps"]):
         value = reach_of(r) if what == "reach" else r["loss"]
@@ -115,17 +115,17 @@ def values(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int
 
 
 def means(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int, float]:
-    """Means over seeds by number of steps."""
+    """Return means over seeds by number of steps."""
     return {steps: statistics.fmean(of) for steps, of in values(records, kind, what).items()}
 
 
 def kinds(records: Sequence[Record]) -> list[str]:
-    """The kinds that there are, in order."""
+    """List the kinds among the records, in order."""
     return [kind for kind in NAMES if any(r["kind"] == kind for r in records)]
 
 
 def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Drawing:
-    """Loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of one depth."""
+    """Draw loss or reach against the number of steps: lines for one checkpoint, hollow marks for models of a depth."""
     with drawing(width, 4.0 if not is_narrow(width) else 4.8) as (figure, axes):
         axis, shown = axes[0, 0], []
         for index, kind in enumerate(kinds(records)):
@@ -152,14 +152,14 @@ def _look(index: int, kind: str) -> dict[str, Any]:
 
 
 def judgement(records: Sequence[Record]) -> Table:
-    """Each mark, what was found, and whether it holds."""
+    """Build the table of marks: each with what was found, and whether it holds."""
     criteria = (_reaches, _deeper, _near, _rises, _changes, _rivals)
     rows = tuple(row for criterion in criteria for row in criterion(records))
     return Table("Criteria set before the runs", ("criterion", "found", "verdict"), rows)
 
 
 def _reaches(records: Sequence[Record]) -> Iterator[Row]:
-    """Of a puzzle: that more steps answer more hops, and as many as models of that depth do."""
+    """Judge, for a puzzle, whether more steps answer more hops, and as many as models of that depth do."""
     if not puzzle(records) or len(elastic := means(records, "elastic", "reach")) < 2:
         return
     shallow, deep = (elastic.get(steps, math.nan) for steps in (SHALLOW // 2, DEEP // 2))
@@ -173,7 +173,7 @@ def _reaches(records: Sequence[Record]) -> Iterator[Row]:
 def _of_one_depth(
     records: Sequence[Record], depths: Iterable[int], what: str, best: Callable[[Iterable[float]], float]
 ) -> dict[int, float]:
-    """What the best model of one depth has, at those of `depths` where there is one."""
+    """Return the value of the best model of one depth, at those of `depths` where there is one."""
     alone = [means(records, kind, what) for kind in ALONE]
     return {n: best(of[n] for of in alone if n in of) for n in depths if any(n in of for of in alone)}
 
@@ -231,19 +231,19 @@ def _rivals(records: Sequence[Record]) -> Iterator[Row]:
 
 
 def _row(mark: str, found: str, holds: bool | None) -> Row:
-    """A row of the table; `None` for what one seed cannot settle."""
+    """Build a row of the table; `holds` is `None` for what one seed cannot settle."""
     return mark, found, {True: "holds", False: "fails", None: "untested"}[holds]
 
 
 def _percent(nats: float) -> str:
-    """A difference of losses as a change of perplexity."""
+    """Format a difference of losses as a change of perplexity."""
     return f"{signed(100 * math.expm1(nats), 1)} %"
 
 
 def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:
-    """Of each number of steps of the elastic model, the depth of the GPT that has the same loss.
+    """Return, for each number of steps of the elastic model, the depth of the GPT that has the same loss.
 
-    Read on the line through the losses of the GPTs over the logarithm of depth, as far as these fall; no depth is given
+    It is read on the line through the GPTs' losses over the logarithm of depth, as far as these fall; no depth is given
     beyond them. Source: arXiv:2604.21106, for models that repeat blocks.
     """
     gpt = means(records, "gpt")
@@ -256,7 +256,7 @@ def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:
 
 
 def exponent(records: Sequence[Record]) -> float | None:
-    """The slope of the logarithm of the equivalent depth over that of the number of steps: 1 if a step is a layer."""
+    """Fit the slope of the logarithm of equivalent depth over that of the number of steps: 1 if a step is a layer."""
     found = equivalent_depths(records)
     return float(np.polyfit(np.log([*found]), np.log([*found.values()]), 1)[0]) if len(found) > 1 else None
 
@@ -270,7 +270,7 @@ def _equivalent(records: Sequence[Record]) -> list[Table]:
 
 
 def headline(records: Sequence[Record]) -> str:
-    """What the harshest reader would grant: where the elastic model stands, which criteria hold and which fail."""
+    """Say what the harshest reader would grant: where the elastic model stands, which criteria hold and which fail."""
     if not (judged := judgement(records).rows):
         best = min((r for r in records if finite(r["loss"])), key=lambda r: r["loss"], default=None)
         lowest = f"{best['loss']:.3f} nats, of {NAMES[best['kind']]} at {best['steps']} steps" if best else "not finite"
@@ -294,7 +294,7 @@ def headline(records: Sequence[Record]) -> str:
 
 
 def _verdicts(rows: Sequence[Sequence[Any]]) -> str:
-    """How many criteria hold, and what fails, with what was found."""
+    """Say how many criteria hold, and which fail, with what was found."""
     of = lambda word: [row for row in rows if row[2] == word]
     said = [f"{len(of('holds'))} hold{'s' * (len(of('holds')) == 1)}"]
     if failed := of("fails"):
@@ -306,7 +306,7 @@ def _verdicts(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _table(caption: str, records: Sequence[Record], what: str) -> Table:
-    """One row per number of steps, one column per kind; means and standard deviations over seeds."""
+    """Build a table with a row per number of steps, a column per kind; means and standard deviations over seeds."""
     columns = kinds(records)
     found = {kind: values(records, kind, what) for kind in columns}
     write = lambda value: number(value, 1 if what == "reach" else 3)
@@ -318,7 +318,7 @@ def _table(caption: str, records: Sequence[Record], what: str) -> Table:
 
 
 def _compute(records: Sequence[Record]) -> Table:
-    """What each model cost, one seed."""
+    """Build the table of what each model cost, for one seed."""
     rows = {}
     for r in records:
         alone = r["kind"].removesuffix(SAME_COMPUTE) in ALONE

@@ -1,9 +1,10 @@
 """`reproduce lift`: a pretrained table of layers, lifted and fine-tuned for a few more tokens, at every depth.
 
 A GPT or a Llama of L layers is pretrained, lifted to knots, and fine-tuned once at five drawn depths with itself as the
-frozen teacher. Beside it: a model of each depth with the whole budget, and, with the same few tokens each, models of
-one depth that begin from the pretrained layers: some left out, each repeated, the whole stacked, or those of the lifted
-model; and two that go on with layers left out, at random and by what the loss can do without.
+frozen teacher. It is compared with a model of each depth with the whole budget, and, with the same few tokens each,
+with models of one depth that begin from the pretrained layers: some left out, each repeated, the whole stacked, or
+those of the lifted model; and with two that go on with layers left out, at random and by how little the loss needs
+them.
 """
 
 import math
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
     from diffeqformer.runs.trainer import TrainResult
 
 NEAR, SAME = 0.02, 0.005
-"""Marks, of perplexity: how far above a model of that depth with the whole budget, and at L above the original."""
+"""Marks: how far perplexity may be above a model of that depth with the whole budget, and at L above the original."""
 DISTILL = 0.5
-"""The teacher's share of what is fine-tuned at several depths."""
+"""The teacher's share of the loss in fine-tuning at several depths."""
 RATE = 0.3
-"""Learning rate of fine-tuning, of pretraining's peak; not tuned."""
+"""Learning rate of fine-tuning, as a fraction of pretraining's peak; not tuned."""
 Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop", "kept"]
 NAMES = {
     "dedicated": "a model of that depth, whole budget",
@@ -46,7 +47,7 @@ NAMES = {
     "layerdrop": "layers left out at random, fine-tuned once at all depths",
     "kept": "layers left out by their loss, fine-tuned once at all depths",
 }
-"""The kinds of records, in order, and how they are written."""
+"""The kinds of records, in order, and their names in words."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Arguments:
     finetuning: int = setting(250, least=1, most=INT32)
     """Updates of each fine-tuning."""
     rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop", "kept")
-    """What is fine-tuned beside it, at one depth each but for the last two."""
+    """Other models to fine-tune, at one depth each except the last two."""
     list: bool = False
     """Train nothing: list the runs, those that are finished, and how long the rest takes."""
     data: Files = ()
@@ -104,7 +105,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 
 def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Document:
-    """As `train_all`, with readings at the depths of each model, and of the original as it is when it is lifted."""
+    """Train all runs of one seed as `train_all` does, with readings of each model and of the original just lifted."""
     import jax
 
     from diffeqformer.model.lift import aligned, lift
@@ -123,7 +124,7 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
 
 
 def updates_of(run: "Planned", arguments: Arguments) -> int:
-    """How many a run makes."""
+    """Return the number of updates of a run."""
     return arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
 
 
@@ -133,16 +134,16 @@ class Planned(NamedTuple):
     kind: str
     depths: tuple[int, ...]
     rows: tuple[int, ...] | None = None
-    """The layers of L that it begins with, if it begins with a choice of them."""
+    """The layers, of the L pretrained ones, that it begins with, if it begins with a choice of them."""
 
     @property
     def name(self) -> str:
-        """Its folder's."""
+        """Name of the run's folder."""
         return f"{self.kind}-{self.depths[0]}" if len(self.depths) == 1 else self.kind
 
 
 def planned(arguments: Arguments) -> Iterator[Planned]:
-    """All runs of one seed, in order: the one that is lifted first, and then a model of each depth, whole budget."""
+    """Yield all runs of one seed, in order: first the one to lift, then a model of each depth with the whole budget."""
     layers, rivals = arguments.layers, arguments.rivals
     others = [depth for depth in arguments.depths if depth != layers]
     yield from (Planned("dedicated", (depth,)) for depth in (layers, *others))
@@ -150,7 +151,7 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
     fewer = tuple(depth for depth in arguments.depths if depth <= layers)
     yield from (Planned(kind, fewer) for kind in ("layerdrop", "kept") if kind in rivals)
     for depth in others:
-        # For each new step the layer that is in force at its middle.
+        # For each new step, the layer that applies at its middle.
         spread = tuple(int((2 * row + 1) * layers / (2 * depth)) for row in range(depth))
         starts: dict[str, tuple[int, ...] | None] = {"alone": None}
         if depth < layers:
@@ -161,7 +162,7 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
 
 
 def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, Document]]:
-    """The config of each run, and what it is for; those of fine-tuning open the pretrained run, trained by then."""
+    """Yield the config of each run, and its role; those of fine-tuning open the pretrained run, trained by then."""
     from diffeqformer.data.cache import prepare
     from diffeqformer.model.lift import left_out, of_rows
     from diffeqformer.runs.finetune import finetune_config
@@ -175,7 +176,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     original = cache(lambda: load_run(folder / f"dedicated-{arguments.layers}", progress=progress))
 
     def base_of(run: Planned) -> "Run":
-        """Made of the pretrained run if it is not there."""
+        """Open the run to fine-tune from, made from the pretrained run if it does not exist."""
         from diffeqformer.runs.folder import CONFIG
 
         name = f"from-{run.name}" if run.rows or run.kind in ("layerdrop", "kept") else "lifted"
@@ -197,14 +198,14 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
             yield with_values(vanilla, {"run": to, "model.steps": run.depths[0]}), role
             continue
         elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
-        # Jitter is what draws the layers that are left out.
+        # The jitter draws which layers are left out.
         depth = {"elastic": elastic, "kept": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
         method = {"method": "continuous", "depth": depth} if depth else {"method": "full", "steps": run.depths[0]}
         yield finetune_config(base_of(run), to, optimizer=optimizer, trainer=trainer, **method), role  # pyright: ignore
 
 
 def records(found: Sequence[Values]) -> list[Document]:
-    """The documents of `reproduce`, one per seed, as rows: `kind`, `steps`, `seed`, `loss` (nats)."""
+    """Convert the documents of `reproduce`, one per seed, to rows: `kind`, `steps`, `seed`, `loss` (nats)."""
     return [
         {"kind": kind, "steps": point["steps"], "seed": entry["config"]["trainer"]["seed"], "loss": point["loss"]}
         for one in found
@@ -215,14 +216,14 @@ def records(found: Sequence[Values]) -> list[Document]:
 
 
 def means(rows: Sequence[Values], kind: str) -> dict[int, float]:
-    """Mean loss over seeds of a kind, by number of steps."""
+    """Return the mean loss over seeds of a kind, by number of steps."""
     depths = sorted({row["steps"] for row in rows if row["kind"] == kind})
     of = lambda depth: [row["loss"] for row in rows if (row["kind"], row["steps"]) == (kind, depth)]
     return {depth: statistics.fmean(losses) for depth in depths if all(map(finite, losses := of(depth)))}
 
 
 def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), folder: Path = Path()) -> Result:
-    """Perplexities by depth, and marks that were written before the runs; `about`, what else is to be told."""
+    """Report perplexities by depth, and the marks set before the runs; `about` has further sentences."""
     depths = sorted({row["steps"] for row in rows})
     losses = {kind: found for kind in NAMES if (found := means(rows, kind))}
     cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else "–"
@@ -249,7 +250,7 @@ def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), fo
 
 
 def about(found: Values, arguments: Arguments) -> str:
-    """What was trained on what, in one paragraph."""
+    """Describe in one paragraph what was trained on what."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]
     tokens = t["batch_size"] * m["context"]

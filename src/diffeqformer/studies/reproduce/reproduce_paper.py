@@ -30,8 +30,8 @@ __all__ = ["Arguments", "study", "write"]
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train what is missing, measure every claim, and judge.
 
-    **Raises:** `BadInput` for an item that there is not, or a scale that this machine is not for; whatever training
-    raises but `Diverged`: such a model has no effect; `Damaged` for a record that is.
+    **Raises:** `BadInput` for an unknown item, or a scale that this machine cannot run; whatever training raises,
+    except `Diverged`: such a model has no effect; `Damaged` for a damaged record.
     """
     from diffeqformer.studies.paper.article import contradictions, result_of
     from diffeqformer.studies.paper.items import ITEMS
@@ -57,7 +57,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         seeds = arguments.seeds[:1] if claim.exact else arguments.seeds
         found[name].append(judge({seed: _effect(claim, runs, seed) for seed in seeds}, exact=claim.exact))
         record.require_texts(runs.contents)  # after the first models, not after hours
-    for sentence in contradictions(found, record):  # not of the page: with these the record says so too
+    for sentence in contradictions(found, record):  # not on the page: once written, the record says the same
         progress.say(sentence)
     return result_of(found, runs, record)
 
@@ -85,7 +85,7 @@ def _effect(claim: Claim, runs: Runs, seed: int) -> float | None:
 
 
 def _kept(claim: Claim, trained: Trained) -> float | None:
-    """The effect that was measured on these runs and files before; measured and kept if there is none."""
+    """Return the effect measured on these runs and files before; if there is none, measure and keep it."""
     path = trained.folder / "effects" / f"{re.sub('[^a-z0-9]+', '-', claim.sentence.lower())}-{trained.seed}.json"
     # Where nothing is trained, the other text may be elsewhere.
     texts = find_files(trained.other, "--other") if trained.other and trained.train else []
@@ -96,7 +96,7 @@ def _kept(claim: Claim, trained: Trained) -> float | None:
     }  # fmt: skip
     if path.is_file():
         document = read_sealed(path)
-        unnamed = {} if trained.other else {"other": []}  # whatever the other text was
+        unnamed = {} if trained.other else {"other": []}  # matches whatever the other text was
         unread = {} if texts else {"content": []}
         if document["of"] | unnamed | unread == of:
             return document["effect"]
@@ -109,7 +109,7 @@ def _kept(claim: Claim, trained: Trained) -> float | None:
 
 
 def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
-    """Items, the runs that each needs and has, its verdicts if there is a record, and how long the rest takes."""
+    """List items, the runs that each needs and has, its verdicts if there is a record, and how long the rest takes."""
     from diffeqformer.studies.paper.article import counted
     from diffeqformer.studies.paper.items import ITEMS
     from diffeqformer.studies.paper.measures import OURS
@@ -158,7 +158,7 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
 
 
 def _is_adapted(runs: Runs, seed: int) -> bool:
-    """Whether what figure 5 trains itself with a seed has ended; what is damaged is trained again."""
+    """Whether the training that figure 5 does itself with a seed is finished; damaged results count as unfinished."""
     from diffeqformer.studies.paper.adaptation import adapted_runs
 
     try:
@@ -169,7 +169,7 @@ def _is_adapted(runs: Runs, seed: int) -> bool:
 
 
 def write(result: Result, arguments: Arguments) -> dict[str, str]:
-    """The page, and if asked for the same as Markdown with its figures in a folder of its name, and the record."""
+    """Write the page and, if asked for, its Markdown with figures in a folder of the same name, and the record."""
     from diffeqformer.report.figures import save
     from diffeqformer.studies.paper.article import markdown
 
