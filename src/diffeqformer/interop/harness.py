@@ -238,7 +238,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         """Return the text before the first stop, and whether there was one."""
         tokenizer = self.opened.tokenizer
         added = tokenizer.get_added_tokens_decoder()
-        # Decoding drops special tokens, so stops that are special tokens are searched among the ids.
+        # Decoding drops special tokens, so stops that are special tokens are looked for among the ids.
         special = [number for stop in stops if (number := tokenizer.token_to_id(stop)) in added]
         ends = np.flatnonzero(np.isin(drawn, [*self._ends, *special]))
         text = tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
