@@ -85,11 +85,11 @@ def test_the_sentence_of_an_output_names_what_it_rests_on():
     scores["integrated gradients"] = np.array([0.2, 0.4, np.nan])
     said = headline(("a", "b", "c"), 1, "“x” (probability 0.50)", scores)
     assert said.startswith(
-        "After token 1, “b”, the model expects “x” (probability 0.50). By occlusion that rests most on token 1, “b”:"
+        "After token 1, “b”, the model expects “x” (probability 0.50). By occlusion, that rests most on token 1, “b”:"
     )
     assert "falls by 1.25 nats. Of" in said
     assert said.endswith(
-        "Of the tokens before token 1 occlusion puts token 0, “a” first (0.1 nats); end-to-end exponents and mean "
+        "Of the tokens before token 1, occlusion puts token 0, “a”, first (0.1 nats); end-to-end exponents and mean "
         "attention put token 0 first."
     )
     scores3 = {name: np.array([0.2, row[0], row[1]]) for name, row in scores.items()}
@@ -97,13 +97,13 @@ def test_the_sentence_of_an_output_names_what_it_rests_on():
     scores3["Lyapunov, end-to-end growth"] = np.array([-3.0, -1.0, 0.5])
     said = headline(("a", "b", "c"), 2, "“x”", scores3)
     assert said.endswith(
-        "Of the tokens before token 2 occlusion puts token 0, “a” first (0.2 nats); end-to-end exponents put token 1, "
-        "“b” first: replacing that lowers log p by 0.1; mean attention puts token 0 first."
+        "Of the tokens before token 2, occlusion puts token 0, “a”, first (0.2 nats); end-to-end exponents put token "
+        "1, “b”, first: replacing it lowers log p by 0.1; mean attention puts token 0 first."
     )
     scores3["occlusion"] = np.array([0.5, -0.3, 0.1])
     assert headline(("a", "b", "c"), 2, "“x”", scores3).endswith(
-        "Of the tokens before token 2 end-to-end exponents put token 1, “b” first: replacing that raises log p by "
-        "0.3, so that by occlusion it speaks against the prediction; mean attention puts token 0 first. Integrated "
+        "Of the tokens before token 2, end-to-end exponents put token 1, “b”, first: replacing it raises log p by "
+        "0.3, so by occlusion it counts against the prediction; mean attention puts token 0 first. Integrated "
         "gradients say the opposite of token 1 (0.20)."
     )
     scores3["integrated gradients"] = np.array([-0.3, 0.05, 0.4])  # too small to be said of token 1

@@ -156,7 +156,7 @@ def test_what_the_frame_leaves_out_is_told():
     values[2, 0, 7] = 30 + 40j
     values[1, 0, 3] = 1000
     found = dataclasses.replace(model(continuous=False), pairs={"FF": Spectrum(values, np.ones((5, 1, 200)))})
-    assert beyond_frame(found, "FF") == " 1 of 400 lies outside of the frame, of absolute values up to 50."
+    assert beyond_frame(found, "FF") == " 1 of 400 lies outside the frame, with absolute values up to 50."
     inside = dataclasses.replace(found, pairs={"FF": Spectrum(0 * values, np.ones((5, 1, 200)))})
     assert beyond_frame(inside, "FF") == ""
 
@@ -237,18 +237,19 @@ def test_the_headline_tells_whose_signs_turn_first():
     found = spectra_of(radii, shares)
     assert headline(found) == (
         "Signs of the eigenvalues' real parts from the first step to the last, as shares of positive ones, means over "
-        "heads: those of QK (which tokens heads look at) turn from mostly negative to mostly positive (25 % → 69 %); "
-        "those of OV (what heads copy from the tokens they look at) turn mostly negative on the way and back (66 % → "
+        "heads: those of QK (which tokens heads attend to) turn from mostly negative to mostly positive (25 % → 69 %); "
+        "those of OV (what heads copy from the tokens they attend to) turn mostly negative on the way and back (66 % → "
         "17 % at step 3 → 78 %); those of FF (the feed-forward block) stay half and half (50 % → 50 %)."
     )
     other = headline(spectra_of(radii, shares | {"OV": [0.5, 0.5, 0.5, 0.2], "QK": [0.5, 0.5, 0.5, 0.5]}))
     assert (
-        "OV (what heads copy from the tokens they look at) turn from half and half to mostly negative (50 % →" in other
+        "OV (what heads copy from the tokens they attend to) turn from half and half to mostly negative (50 % →"
+        in other
     )
     near = headline(spectra_of(radii, shares | {"QK": [0.43, 0.44, 0.44, 0.45]}))
-    assert "QK (which tokens heads look at) stay half and half (43 % → 45 %)" in near
+    assert "QK (which tokens heads attend to) stay half and half (43 % → 45 %)" in near
     least = headline(spectra_of(radii, shares | {"QK": [0.38, 0.39, 0.4, 0.43]}))
-    assert "QK (which tokens heads look at) stay half and half (38 % → 43 %)" in least
+    assert "QK (which tokens heads attend to) stay half and half (38 % → 43 %)" in least
     assert other.index("OV (what") < other.index("QK (which") < other.index("FF (the")
     assert change([("m", found)], SHARE, percent).endswith(
         "m: QK 25 % → 69 %, OV 66 % → 17 % at step 3 → 78 %, FF 50 % → 50 %."
@@ -315,10 +316,10 @@ def test_weights_that_know_the_length_of_the_step_are_not_called_the_same():
 @pytest.mark.parametrize(
     ("changes", "depth", "said"),
     [
-        ({}, {}, " Weights between its steps were never trained: only the steps are what it computes with."),
+        ({}, {}, " Weights between its steps were never trained: it computes with those at the steps alone."),
         ({}, {"jitter": 1.0}, ""),
         ({"weights": KnotsConfig(knots=4, basis="box")}, {"jitter": 1.0}, " Its weights jump from knot to knot, and"),
-        ({"tolerance": ToleranceConfig(1e-2)}, {}, " Its own steps are chosen by a tolerance; the marks"),
+        ({"tolerance": ToleranceConfig(1e-2)}, {}, " A tolerance chooses its own steps; the marks"),
     ],
 )
 def test_what_is_to_be_known_of_curves(changes, depth, said):

@@ -51,17 +51,19 @@ class Arguments(inputs.OfText):
 TOO_MUCH = 0.1
 """Error in the sum of integrated gradients, in nats, above which the user is warned."""
 DESCRIPTIONS = {
-    "Lyapunov, pairwise, random direction": "Growth of a random direction at one input, by the field at the output "
+    "Lyapunov, pairwise, random direction": "Growth of a random direction at one input under the field at the output "
     "(paper).",
-    "Lyapunov, end-to-end growth": "Growth of a random perturbation of an input's embedding until the output's final "
+    "Lyapunov, end-to-end growth": "Growth of a random perturbation of an input's embedding up to the output's final "
     "state.",
-    "attention": "Attention weight of the input in the output's row, mean over heads and all of depth.",
-    "attention, last step": "The same in the last step alone.",
-    "attention rollout": "The output's row of the product over depth of (A + I) / 2, A the mean over heads.",
-    "gradient x input": "Derivative of log p of the predicted token by the input's embedding, times the embedding.",
-    "integrated gradients": "Mean of that derivative on the way from the mean embedding, times the distance; adds up.",
-    "occlusion": "Fall of log p, nats, when the input's embedding is replaced by the mean one.",
-    "random": "Drawn at random: what a ranking by chance looks like.",
+    "attention": "Attention weight of the input in the output's row, averaged over heads and the whole depth.",
+    "attention, last step": "The same, in the last step alone.",
+    "attention rollout": "The output's row of the product over depth of (A + I) / 2, where A is the mean over heads.",
+    "gradient x input": "Derivative of the predicted token's log p with respect to the input's embedding, times that "
+    "embedding.",
+    "integrated gradients": "Mean of that derivative along the line from the mean embedding, times the distance; "
+    "adds up.",
+    "occlusion": "Fall of log p, in nats, when the mean embedding replaces the input's.",
+    "random": "Drawn at random: what a chance ranking looks like.",
 }
 
 
@@ -111,15 +113,18 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         )
         said = [
             headlines[-1],
-            f"{whose}: a text of {len(ids)} tokens; explained is the log-probability of the model's own prediction.",
+            f"{whose}: a text of {len(ids)} tokens. It is the log-probability of the model's own prediction that is "
+            "explained.",
         ]
         missed = float(np.abs(explained.incompleteness).max())
         if missed > TOO_MUCH:
-            said.append(f"Integrated gradients miss {missed:.2f} nats of what they add up to; take more --points.")
+            said.append(
+                f"Integrated gradients miss {missed:.2f} nats of what they should add up to; use more --points."
+            )
         seen = (
-            f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}: by how much its log p falls with "
-            "the mean embedding in the place of each input, one at a time (occlusion). Blue speaks for the prediction, "
-            "orange against it."
+            f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}. Shown is how far its log p falls "
+            "when the mean embedding replaces each input, one at a time (occlusion). Blue supports the prediction, "
+            "orange opposes it."
         )
         falls = scores["occlusion"][-1, : last + 1]
         figures.append(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last))
@@ -144,13 +149,13 @@ def study(arguments: Arguments, progress: Progress) -> Result:
             found.headline(),
             found.verdict(),
             *said,
-            "Occlusion replaces single tokens, as the rank correlations do, though by another vector: that it ranks "
-            "well there is partly by construction. Deletion and insertion replace many.",
+            "Occlusion replaces single tokens, as the rank correlations do, though with another vector, so its good "
+            "rank there is partly by construction. Deletion and insertion replace many.",
         ]
         tables.insert(0, trust(found, length, inputs.whose(arguments.data)))
         ranking = found.ranking("strength")
         ranked = "Rank correlation of scores with what replacing a token changes"
-        replaced = "Replacing the tokens of highest scores, and putting them back"
+        replaced = "Replacing the tokens with the highest scores, and putting them back"
         figures = [
             both_widths("correlations", ranked, correlations, found),
             both_widths("deletion-insertion", replaced, curves, found),
@@ -189,15 +194,15 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
     best = int(np.nanargmax(scores["occlusion"]))
     fall = scores["occlusion"][best]
     rests = (
-        f"By occlusion that rests most on token {best}, “{tokens[best]}”: with the mean embedding in its place, log p "
+        f"By occlusion, that rests most on token {best}, “{tokens[best]}”: with the mean embedding in its place, log p "
         f"falls by {fall:.3g} nats"
         if fall > 0
-        else "By occlusion it rests on no single token: with the mean embedding in the place of any, log p does not "
+        else "By occlusion, it rests on no single token: with the mean embedding in place of any one, log p does not "
         "fall"
     )
     against = int(np.nanargmin(scores["occlusion"]))
     rise = -scores["occlusion"][against]
-    more = f"; token {against}, “{tokens[against]}”, speaks against it by more ({rise:.3g})" if rise > fall > 0 else ""
+    more = f"; token {against}, “{tokens[against]}”, counts against it by more ({rise:.3g})" if rise > fall > 0 else ""
     said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests}{more}."
     if not at:
         return said + _disagreement(scores, [best])
@@ -207,7 +212,7 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
     places: dict[int, list[str]] = {}
     for name, words in names.items():
         places.setdefault(int(np.nanargmax(scores[name][:at])), []).append(words)
-    before = [] if first == best else [f"occlusion puts {token(first)} first ({scores['occlusion'][first]:.2g} nats)"]
+    before = [] if first == best else [f"occlusion puts {token(first)}, first ({scores['occlusion'][first]:.2g} nats)"]
     for place, methods in places.items():
         effect = scores["occlusion"][place]
         does = f"raises log p by {-effect:.2g}" if effect < 0 else f"lowers log p by {effect:.2g}"
@@ -215,10 +220,10 @@ def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str
         if place == first:
             before.append(f"{put} token {place} first")
         else:
-            against = ", so that by occlusion it speaks against the prediction" if effect < 0 else ""
-            before.append(f"{put} {token(place)} first: replacing that {does}{against}")
+            against = ", so by occlusion it counts against the prediction" if effect < 0 else ""
+            before.append(f"{put} {token(place)}, first: replacing it {does}{against}")
     named = [best, first, *places]
-    return f"{said} Of the tokens before token {at} {'; '.join(before)}.{_disagreement(scores, named)}"
+    return f"{said} Of the tokens before token {at}, {'; '.join(before)}.{_disagreement(scores, named)}"
 
 
 def _disagreement(scores: "Mapping[str, np.ndarray]", named: Sequence[int]) -> str:
@@ -234,8 +239,8 @@ def _disagreement(scores: "Mapping[str, np.ndarray]", named: Sequence[int]) -> s
 def trust(found: "Faithfulness", length: int, over: str) -> Table:
     """Tabulate which explanation to trust, the best first; `over` names what the contexts were drawn from."""
     caption = (
-        f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn over all of "
-        f"{over}; means and 95 % bootstrap intervals; of all columns, more is better"
+        f"Which explanation to trust: {len(found.starts)} contexts of {length} tokens drawn from all of "
+        f"{over}; means and 95 % bootstrap intervals; in every column, higher is better"
     )
     columns = ("method", "rank correlation, strength", "with signs", "deletion (nats)", "insertion (nats)")
     return Table(caption, columns, found.rows())

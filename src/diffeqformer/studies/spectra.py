@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 AUTHORS_RANKS = (100, 500)
 BETWEEN = 100
 """Default number of times besides the steps, shown for models that were trained between their steps."""
-CURVES = " Curves are made by matching the eigenvalues of neighbouring times one to one, so that they move least."
+CURVES = " Curves are made by matching the eigenvalues of neighbouring times one to one, with the least movement."
 WHAT = {
-    "QK": "which tokens heads look at",
-    "OV": "what heads copy from the tokens they look at",
+    "QK": "which tokens heads attend to",
+    "OV": "what heads copy from the tokens they attend to",
     "FF": "the feed-forward block",
 }
 MEANING = (
-    "Positive real parts tend to mean: QK looks most at what is like the token itself, OV adds what stands at the "
-    "tokens looked at as it is, FF (without its activation) adds to its own input. Negative ones: QK looks away from "
-    "it, OV adds it turned over, FF takes from its input or turns it over."
+    "Positive real parts tend to mean: QK attends most to tokens like the current one, OV adds the content of the "
+    "attended tokens unchanged, and FF (without its activation) adds to its own input. Negative ones: QK attends away "
+    "from such tokens, OV adds the content with its sign flipped, and FF subtracts from its input or flips its sign."
 )
 HALVES = "half and half"
 """Description of real parts of which neither sign has more than 60 %."""
@@ -128,29 +128,29 @@ def why_steps_alone(run: "Run") -> str:
     from diffeqformer.analysis.over_depth import between_steps, know_length
 
     if know_length(run.model.weights):
-        return "its weights know the length of the step, which a time between steps does not have"
+        return "its weights know the length of the step, and a time between steps has none"
     if isinstance(run.config.model.weights, SharedConfig):
         return "its weights are the same at all depths"
     if between_steps(run.model):
         only = "those at the steps" if run.config.trained_between else "only those at the steps were trained and"
         return (
-            f"its weights are functions of depth, of which {only} are shown; `--times {BETWEEN}` shows those between "
-            "them, too"
+            f"its weights are functions of depth, of which {only} are shown; `--times {BETWEEN}` also shows those "
+            "between them"
         )
     if run.model.continuous:
-        return "its weights are functions of depth, and each step computes with their mean over it, which is shown"
-    return "each step has weights of its own, so there is nothing between them"
+        return "its weights are functions of depth, and each step computes with their mean over it; that mean is shown"
+    return "each step has weights of its own, so there is nothing between steps"
 
 
 def caveats(run: "Run") -> str:
     """State the caveats of curves between a model's steps."""
     said = ""
     if not run.config.trained_between:
-        said += " Weights between its steps were never trained: only the steps are what it computes with."
+        said += " Weights between its steps were never trained: it computes with those at the steps alone."
     if getattr(run.config.model.weights, "basis", None) == "box":
-        said += " Its weights jump from knot to knot, and no grid follows that."
+        said += " Its weights jump from knot to knot, and no grid can follow that."
     if run.config.model.tolerance is not None:
-        said += " Its own steps are chosen by a tolerance; the marks are those of a fixed grid."
+        said += " A tolerance chooses its own steps; the marks are those of a fixed grid."
     return said
 
 
@@ -175,11 +175,11 @@ def figures(models: Models) -> "tuple[Figure, ...]":
         said = _real_parts_caption(pair, some)
         made.append(both_widths(_file("real-parts", pair), said, draw.real_parts, some, pair))
     said = (
-        "Summaries of the spectra over depth. Thin lines: single heads. Points: their mean at each of the forward "
-        "pass's steps. The spectral radius is on a logarithmic axis."
+        "Summaries of the spectra over depth. Thin lines: single heads. Points: their mean at each step of the forward "
+        "pass. The spectral radius is on a logarithmic axis."
     )
     made.append(both_widths("summaries", said, draw.summaries, models))
-    of_curves = "Each curve is one eigenvalue, dots are the forward pass's steps"
+    of_curves = "Each curve is one eigenvalue; dots are the steps of the forward pass"
     for number, (name, found) in enumerate(models):
         kind = of_curves if found.continuous else "Dots are the eigenvalues of the steps' weights"
         for pair in ("QK", "OV", "FF"):
@@ -197,7 +197,7 @@ def multiplied(models: Models, lengths: "Sequence[np.ndarray]") -> str:
              for own in lengths)  # fmt: skip
     said = ", ".join(f"{span} in {name}" for (name, _), span in zip(models, spans, strict=True))
     return (
-        f"Here, on this page, OV and FF are multiplied by it, {said}: their sizes are what a step adds, and can be "
+        f"On this page OV and FF are multiplied by it, {said}: their sizes are what a step adds, so they can be "
         "compared. The arrays hold the bare products."
     )
 
@@ -210,7 +210,7 @@ def _real_parts_caption(pair: str, models: Models) -> str:
     of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
     what = of.get(pair) or f"W_up W_down over {pair.split()[1]} of the hidden units, drawn at random"
     continuous = any(found.continuous for _, found in models)
-    marks = " Marks above: the forward pass's steps." if continuous else " A column is a step."
+    marks = " Marks above: the steps of the forward pass." if continuous else " Each column is a step."
     said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 
@@ -312,27 +312,28 @@ def notes(
     """Explain what the matrices are (OV and FF may be multiplied by the `lengths` of every model's steps), and how far
     the curves can be trusted; `between` holds, by model, why only its steps are shown, or caveats of its curves."""
     said = [
-        "Eigenvalues of the matrices that a state meets: QK = W_Q W_Kᵀ (who looks at whom, before the softmax), "
-        "OV = W_V W_O (what is copied from the tokens looked at), FF = W_up W_down (the feed-forward block without its "
-        "activation). They are computed in float64, from the small matrices that have the same nonzero eigenvalues; "
+        "Eigenvalues of the matrices that act on a state: QK = W_Q W_Kᵀ (which token attends to which, before the "
+        "softmax), OV = W_V W_O (what is copied from the attended tokens), FF = W_up W_down (the feed-forward block "
+        "without its activation). They are computed in float64, from the small matrices that have the same nonzero "
+        "eigenvalues; "
         + ("the norms' scales are multiplied in." if fold_norm else "the bare products, without the norms' scales."),
-        "A step multiplies what OV and FF give by its length, horizon / steps: 1 for ordinary transformers. "
+        "A step multiplies the output of OV and FF by its length, horizon / steps: 1 for ordinary transformers. "
         + (multiplied(models, lengths) if lengths else "The products are shown without it."),
-        "Real parts alone are half of a spectrum: the figures of the complex plane show the rest."
+        "Real parts are only half of a spectrum: the figures in the complex plane show the rest."
         + (CURVES if any(found.continuous for _, found in models) else ""),
     ]
     for name, found in models:
         if found.continuous:
             largest = {pair: spectrum.jump.max() for pair, spectrum in found.pairs.items()}
             jumps = ", ".join(f"{pair} {jump:.2f}" for pair, jump in largest.items())
-            trusted = "" if max(largest.values()) < 0.3 else " That is not small: dots are right, lines are guesses."
+            trusted = "" if max(largest.values()) < 0.3 else " Here it is not small: dots are right, lines are guesses."
             said.append(
-                f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as part of the "
-                f"spectral radius: {jumps}. Where this is not small, the grid is too coarse to follow curves.{trusted}"
+                f"{name}: {len(found.times)} times. Largest move of an eigenvalue between two of them, as a fraction "
+                f"of the spectral radius: {jumps}. If it is not small, the grid is too coarse for curves.{trusted}"
                 f"{between[name]}"
             )
         else:
             said.append(f"{name}: {between[name]}.")
     if any(pair.startswith("FF ") for pair in models[0][1].pairs):
-        said.append(f"Random hidden units are drawn with seed {seed}, and are the same at all times.")
+        said.append(f"Random hidden units are drawn with seed {seed} and are the same at all times.")
     return tuple(said)

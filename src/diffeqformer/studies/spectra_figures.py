@@ -162,7 +162,7 @@ def beyond_frame(found: Spectra, pair: str) -> str:
         return ""
     verb = "lies" if out.sum() == 1 else "lie"
     return (
-        f" {out.sum()} of {out.size} {verb} outside of the frame, of absolute values up to {abs(dots[out]).max():.3g}."
+        f" {out.sum()} of {out.size} {verb} outside the frame, with absolute values up to {abs(dots[out]).max():.3g}."
     )
 
 
