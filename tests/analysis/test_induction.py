@@ -113,9 +113,9 @@ def test_what_ranks_nothing_has_no_correlation_and_is_not_called_unclear(y):
     test = replace(none, behaviour=INFERENCE[0], summary=INFERENCE[1])
     heads = {"prefix matching": np.full(y.shape, 0.5), "copying": y}
     found = Induction(np.ones(len(y)), heads, {}, (none, test), 0.1, 5.0, 1.0, 3.5, 4, 3, 2)
-    assert "cannot be tested: they are fewer than three, or all alike." in found.verdict()
+    assert "cannot be tested: there are fewer than three or all are alike." in found.verdict()
     assert found.table().rows[0][1:] == ("–",) * 4
-    assert "Copying, up to" in (said := replace(found, loss_later=5.0).verdict()) and said.endswith("or all alike.")
+    assert "Copying, up to" in (said := replace(found, loss_later=5.0).verdict()) and said.endswith("or all are alike.")
     assert known(none) == {"behaviour": "copying", "summary": "OV positive share"} | dict.fromkeys(
         ("rho", "interval", "within", "within_interval")
     )
@@ -211,8 +211,9 @@ def test_which_single_spectra_tell_a_steps_heads_apart_is_told():
     strong = found.behaviours | {"prefix matching": np.full((3, 2), 0.5)}
     said = replace(found, correlations=ones, behaviours=strong, loss_first=5.0, loss_later=1.0).verdict()
     assert said.endswith(
-        "but not clearly among the heads of a step (+0.30 [−0.20, +0.70]), where prefix matching goes with QK's share "
-        "alone (+0.50 [+0.20, +0.70]) and copying goes against OV's share alone (−0.70 [−0.90, −0.30])."
+        "but not clearly among the heads of a step (+0.30 [−0.20, +0.70]), where prefix matching correlates "
+        "positively with QK's share alone (+0.50 [+0.20, +0.70]) and copying correlates negatively with OV's share "
+        "alone (−0.70 [−0.90, −0.30])."
     )
     assert estimate(-0.184, (-0.5, 0.0)) == "−0.18 [−0.50, +0.00]"
 
@@ -229,9 +230,9 @@ def test_what_copying_goes_with_is_told():
         for c in unclear
     ]
     assert clear != unclear
-    assert said(clear).endswith("[−0.10, +0.30]); it goes with OV sum ratio (+0.80 [+0.20, +0.90]).")
+    assert said(clear).endswith("[−0.10, +0.30]); it correlates positively with OV sum ratio (+0.80 [+0.20, +0.90]).")
     against = [replace(c, rho=-0.8, interval=(-0.9, -0.2)) if c.interval == (0.2, 0.9) else c for c in clear]
-    assert said(against).endswith("; it goes against OV sum ratio (−0.80 [−0.90, −0.20]).")
+    assert said(against).endswith("; it correlates negatively with OV sum ratio (−0.80 [−0.90, −0.20]).")
 
 
 def test_a_source_of_ones_own_at_unequal_steps_is_tested_as_the_librarys():

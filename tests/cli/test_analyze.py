@@ -117,7 +117,7 @@ def test_steps_of_a_run_with_a_tuned_lens_and_a_text(place, call):
     arrays = np.load(place.run("layer") / "analysis" / "steps" / "steps.npz")
     assert arrays["tuned_kl"].shape == arrays["kl"].shape and arrays["tuned_kl"][-1] == 0
     page = Path(told["page"]).read_text()
-    assert len(told["lens_top"]) == len(arrays["loss"]) and "By a tuned lens" in page
+    assert len(told["lens_top"]) == len(arrays["loss"]) and "With a tuned lens" in page
     entry = json.loads((place.run("layer") / "results.json").read_text())["models"][0]
     assert f"On its whole validation split the run has {entry['validation']['loss']:.3f} nats per token" in page
 

@@ -157,14 +157,16 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
     both = [row | counts, row | counts | {"order": 1, "clusters_of_present": [5, 2]}]
     sphere = [one | {"variant": "sphere"} for one in both]
     assert finding(both + sphere) == (
-        "Clusters left at the end, of those at the start: particles, 2 of 5 with f = τ, 4 with f = 1 (shared); "
+        "Clusters left at the end, out of those at the start: particles, 2 of 5 with f = τ, 4 with f = 1 (shared); "
         "sphere, 3 of 6 for every f."
     )
     rows = means_of(hidden, (0.25, 0.5))
     relative = [float((hidden.measures.distance[i] / hidden.norm[i]).mean()) for i in (0, -1)]
     assert [rows[i]["relative_distance"] for i in (0, -1)] == pytest.approx(relative)
     said = distances(rows[0], rows[-1])
-    assert said.startswith(f"The mean distance of two states goes from {relative[0]:.2f} to {relative[1]:.2f} of their")
+    assert said.startswith(
+        f"The mean distance between two states goes from {relative[0]:.2f} to {relative[1]:.2f} of their"
+    )
     assert [r["depth"] for r in rows] == TIMES.tolist()
     table = states_table(rows, (0.25, 0.5), "c")
     assert [r[0] for r in table.rows] == ["0.000", "0.700", "0.900", "1.000"]
@@ -176,31 +178,31 @@ def test_what_is_said_of_states_follows_their_energy_and_their_groups():
     start = {"energy": 1.0, "clusters": {"0.5": 10.0}}
     of = lambda *energies: gathering([start, *({"energy": e, "clusters": {"0.5": 5.0}} for e in energies)], 12, 9.0, 3)
     assert of(1.2) == (
-        "Tokens gather in direction: the interaction energy goes 1.000 → 1.200 (0.5 if all stood at right angles, "
-        "1.359 if all had one direction). Groups merge: at 50 % of the mean distance 10 clusters become 5, of 12 "
-        "tokens, 9 of them different. 3 texts were read."
+        "Tokens gather in direction: the interaction energy goes 1.000 → 1.200 (0.5 if all were at right angles, "
+        "1.359 if all had one direction). Groups merge: at 50 % of the mean distance, 10 clusters become 5, of 12 "
+        "tokens, 9 of them distinct. 3 texts were used."
     )
     assert of(1.5, 1.1).startswith(
-        "Tokens gather in direction up to step 1 of 2, and scatter after it: the interaction energy goes 1.000 → 1.500 "
-        "at step 1 → 1.100 ("
+        "Tokens gather in direction up to step 1 of 2, and scatter after that: the interaction energy goes 1.000 → "
+        "1.500 at step 1 → 1.100 ("
     )
-    assert of(0.5, 1.1).startswith("Tokens scatter in direction up to step 1 of 2, and gather after it: the")
+    assert of(0.5, 1.1).startswith("Tokens scatter in direction up to step 1 of 2, and gather after that: the")
     assert of(0.5).startswith("Tokens scatter in direction: the")
     assert of(1.05).startswith("Tokens neither gather nor scatter clearly in direction: the")
     assert "energy goes 1.000 → 1.060 at step 1 → 1.010 (" in of(1.06, 1.01)  # half of what is clear is told
     assert of(1.2, 1.199).startswith("Tokens gather in direction: ")  # gone back by less than a tenth of the way
-    assert of(1.2, 1.17).startswith("Tokens gather in direction up to step 1 of 2, and scatter a little after it: ")
+    assert of(1.2, 1.17).startswith("Tokens gather in direction up to step 1 of 2, and scatter a little after that: ")
 
 
 def test_close_and_loose_groups_may_go_different_ways():
     of = lambda *pairs: groups(*({f"{k}": pair[end] for k, pair in enumerate(pairs, 1)} for end in (0, 1)), "9 tokens")
     assert of((34, 48), (31, 33), (26, 10)) == (
-        "Close groups dissolve and loose ones merge: at 100 % of the mean distance 34 clusters become 48, at 300 % of "
-        "the mean distance 26 clusters become 10, of 9 tokens."
+        "Close groups dissolve and loose ones merge: at 100 % of the mean distance, 34 clusters become 48, at 300 % of "
+        "the mean distance, 26 clusters become 10, of 9 tokens."
     )
     assert of((34, 20), (31, 48)).startswith("Close groups merge and loose ones dissolve: at 100 % of")
-    assert of((34, 48), (31, 33)).startswith("Groups dissolve: at 100 % of the mean distance 34 clusters")
-    assert of((34, 35), (31, 33)).startswith("Groups hardly change: at 200 % of the mean distance 31 clusters")
+    assert of((34, 48), (31, 33)).startswith("Groups dissolve: at 100 % of the mean distance, 34 clusters")
+    assert of((34, 35), (31, 33)).startswith("Groups hardly change: at 200 % of the mean distance, 31 clusters")
 
 
 @pytest.mark.parametrize(

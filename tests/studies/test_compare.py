@@ -79,8 +79,8 @@ def test_what_is_compared_and_said(pair):
     assert (stars(piqa.holm), stars(0.02), stars(0.05), stars(None)) == ("***", "*", "", "")
     assert found.missing == ((), ("sciq",))
     assert findings(found) == [
-        "Vanilla GPT has the lower validation loss, by 0.500 nats per token (3.000 against 3.500 of Vanilla Llama). "
-        "With one run of each, a small difference can be chance.",
+        "Vanilla GPT has the lower validation loss, by 0.500 nats per token (3.000 against 3.500 for Vanilla Llama). "
+        "With one run of each, a small difference can be due to chance.",
         "Vanilla GPT is significantly better on piqa; of 2 measurements that can be compared item by item, 1 differ "
         "significantly after Holm's correction.",
     ]
@@ -102,7 +102,7 @@ def test_an_evaluation_as_trained_comes_before_newer_ones_by_other_ways(tmp_path
     found = compare_runs(one, other)
     assert found.sides[0].tasks["piqa", 0, None, None]["scheme"] == "lie-trotter"
     assert [side.otherwise for side in found.sides] == [[], ["piqa"]]
-    said = "at other steps, by another scheme or of another checkpoint than the last: piqa."
+    said = "at other steps, with another scheme or from another checkpoint than the last: piqa."
     assert [said in line for line in remarks(found)].count(True) == 1
     early = make(tmp_path / "early", [document("piqa", GOOD, update=4)])
     assert compare_runs(early, one).sides[0].otherwise == ["piqa"]

@@ -25,9 +25,7 @@ def test_the_best_over_depth_stands_beside_the_best_within_layers():
         "18.00 (knots) against 23.00 (low rank per layer); the whole model has 15.00."
     )
     of_no_use = result(FOUND, KNOWN, "a text").findings[0]
-    assert (
-        "with 3/4 of the blocks' parameters (the largest size that was tried; none keeps perplexity within" in of_no_use
-    )
+    assert "with 3/4 of the blocks' parameters (the largest size tried; none keeps perplexity within" in of_no_use
     assert made.tables[0].columns == ("way", "1/4", "3/4")
     assert made.tables[0].rows[-1] == ("low rank per layer, weighted by activations", "24.00", "18.67")
     assert made.arrays["loss"].shape == (14,) and made.document["smaller"] == FOUND
@@ -35,7 +33,7 @@ def test_the_best_over_depth_stands_beside_the_best_within_layers():
 
 def test_the_headline_says_at_which_sizes_the_ways_change_places():
     lower = [row | ({"loss": 1.0} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
-    assert result(lower, NEAR, "a text").findings[0].endswith("has 15.00. At 3/4 it is the other way round.")
+    assert result(lower, NEAR, "a text").findings[0].endswith("has 15.00. At 3/4, it is the other way round.")
     near = [
         row | ({"loss": math.log(10 + 8 / 3) + 0.005} if (row["way"], row["size"]) == ("rank", 3) else {})
         for row in FOUND
@@ -43,7 +41,7 @@ def test_the_headline_says_at_which_sizes_the_ways_change_places():
     assert (
         result(near, NEAR, "a text")
         .findings[0]
-        .endswith("15.00. At 3/4 the two are within 1 % of each other (over depth: knots).")
+        .endswith("15.00. At 3/4, the two are within 1 % of each other (over depth: knots).")
     )
     failed = [row | ({"loss": math.nan} if (row["way"], row["size"]) == ("rank", 3) else {}) for row in FOUND]
     assert result(failed, NEAR, "a text").findings[0].endswith("the whole model has 15.00.")
@@ -52,14 +50,14 @@ def test_the_headline_says_at_which_sizes_the_ways_change_places():
     assert said.startswith(
         "Of the best of each kind, sharing over depth loses less than low rank within layers at 3/4: w"
     )
-    assert said.endswith("(low rank per layer); the whole model has 15.00. At 1/4 it is the other way round.")
+    assert said.endswith("(low rank per layer); the whole model has 15.00. At 1/4, it is the other way round.")
     level = {"loss": math.log(18.01)}
     even = [row | (level if row["way"].startswith("rank") and row["size"] == 1 else {}) for row in FOUND]
     said = result(even, NEAR, "a text").findings[0]
     assert said.startswith(
         "Of the best of each kind, sharing over depth loses as much as low rank within layers at 1/4:"
     )
-    assert said.endswith("has 15.00. At 3/4 sharing over depth loses less.")
+    assert said.endswith("has 15.00. At 3/4, sharing over depth loses less.")
 
 
 def test_layers_that_are_functions_of_depth_are_no_proof_for_others():

@@ -64,14 +64,14 @@ def test_depths_of_training_are_told_and_ringed():
     found = replace(curve({3: 20.2, 6: 20.0, 7: 20.1, 12: 20.0}), trained=(3, 6, 12))
     assert finding(found) == (
         "DiffEqFormer, trained at 3, 6 and 12 steps, has perplexity 20.00 at 6; it is within 1.0\u00a0% at 3 and 12 "
-        "steps. At depths that it was not trained at it is within 0.5\u00a0% at 7 steps."
+        "steps. At depths at which it was not trained, it is within 0.5\u00a0% at 7 steps."
     )
     deep = replace(curve({1: 900.0, 2: 32.0, 3: 24.0, 5: 22.0, 6: 20.0, 8: 19.9, 9: 20.1}), trained=(2, 3, 5, 6, 8))
     assert finding(deep) == (
         "DiffEqFormer, trained at 2, 3, 5, 6 and 8 steps, has perplexity 20.00 at 6; it is within 0.5\u00a0% at 8 "
         "steps and 10\u00a0% higher at 5 steps, 20\u00a0% higher at 3 steps, 60\u00a0% higher at "
-        "2 steps. At depths that it was not trained at it is within 0.5\u00a0% at 9 steps and 45\u00a0times as high at "
-        "1 step."
+        "2 steps. At depths at which it was not trained, it is within 0.5\u00a0% at 9 steps and 45\u00a0times as high "
+        "at 1 step."
     )
     assert [row[:2] for row in depths_table(found).rows] == [
         ("3", "yes"), ("6 (reference)", "yes"), ("7", "no"), ("12", "yes")
@@ -84,8 +84,8 @@ def test_depths_of_training_are_told_and_ringed():
 def test_a_model_that_was_trained_with_adaptive_steps_was_trained_at_no_depth(width):
     found = replace(curve({3: 22.0, 6: 20.3}), adaptive=Adaptive(0.1, measured(20.0, 9)))
     assert finding(found) == (
-        "DiffEqFormer, trained with adaptive steps (rtol 0.1), has perplexity 20.00 with them; with fixed steps, which "
-        "it was not trained with, it is within 1.5\u00a0% at 6 steps and 10\u00a0% higher at 3 steps."
+        "DiffEqFormer, trained with adaptive steps (rtol 0.1), has perplexity 20.00 with them; with fixed steps, with "
+        "which it was not trained, it is within 1.5\u00a0% at 6 steps and 10\u00a0% higher at 3 steps."
     )
     table = depths_table(found)
     assert [row[:4] for row in table.rows] == [
@@ -107,11 +107,11 @@ def test_a_model_that_was_trained_with_adaptive_steps_was_trained_at_no_depth(wi
 
 def test_captions_begin_with_what_is_seen():
     found = curve({4: 60.0, 6: 20.0, 8: 19.0, 9: math.nan})
-    assert lowest(found) == "Of 4 depths 8 steps have the lowest perplexity, 19.00"
-    assert lowest(curve({6: 20.0, 7: 21.0})) == "Of 2 depths 6 steps (its own) have the lowest perplexity, 20.00"
-    assert lowest(curve({1: 20.0, 7: 21.0})) == "Of 2 depths 1 step has the lowest perplexity, 20.00"
+    assert lowest(found) == "Of 4 depths, 8 steps have the lowest perplexity, 19.00"
+    assert lowest(curve({6: 20.0, 7: 21.0})) == "Of 2 depths, 6 steps (its own) have the lowest perplexity, 20.00"
+    assert lowest(curve({1: 20.0, 7: 21.0})) == "Of 2 depths, 1 step has the lowest perplexity, 20.00"
     assert lowest(curve({6: math.nan})) == "No depth has a finite perplexity"
-    assert lowest(curve({6: 20.0})) == "Perplexity 20.00 at 6 steps, the one depth that was read"
+    assert lowest(curve({6: 20.0})) == "Perplexity 20.00 at 6 steps, the one depth that was evaluated"
     said = "DiffEqFormer reads 3,000 tokens per second at 4 steps and 1,333 tokens per second at 9 steps"
     assert speeds(found) == said
     assert [one.caption.partition(":")[0] for one in result(found, "t", {}).figures] == [lowest(found), said]

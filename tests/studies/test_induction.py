@@ -67,7 +67,7 @@ def test_the_strongest_heads_come_first_and_the_verdict_is_the_headline(found):
     step, head = np.unravel_index(found.behaviours["prefix matching"].argmax(), (3, 2))
     assert rows[0][0] == f"step {step + 1}, head {head}" and len(rows) == 4
     assert about("runs/x", found).startswith("runs/x: 32 sequences of 25 random tokens, each 4 times")
-    assert "0.040 for a head that looks everywhere alike" in notes(found.chance)[0]
+    assert "0.040 for a head that attends uniformly" in notes(found.chance)[0]
 
 
 def test_arguments_out_of_bounds_are_refused_before_the_run_is_opened():

@@ -43,9 +43,9 @@ def test_a_long_text_has_positions_instead_of_pieces():
 def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
     assert headline(tokens, 2, "end-to-end, growth", exponents, None, 1.5) == (
-        "The state at token 2, “c”, is most sensitive, of the tokens before it, to token 0, “a” (end-to-end growth). A "
-        "small change there in a random direction arrives 2 times as large, one at token 2 itself 8.1e+03 times; "
-        "states themselves become 1.5 times as large over depth (root mean square)."
+        "Of the tokens before it, the state at token 2, “c”, is most sensitive to token 0, “a” (end-to-end growth). A "
+        "small change there in a random direction arrives 2 times as large, and one at token 2 itself 8.1e+03 times; "
+        "the states themselves become 1.5 times as large over depth (root mean square)."
     )
 
 
@@ -53,7 +53,7 @@ def test_tokens_within_two_standard_errors_of_the_first_are_told():
     exponents, error = np.array([1.0, 0.95, 0.5, 3.0]), np.array([0.02, 0.02, 0.02, 0.1])
     of = lambda exponents, error: headline(tuple("abcdef"), len(exponents) - 1, "growth", exponents, error, 1.0)
     said = of(exponents, error)
-    assert "before it, to token 0, “a” (growth; token 1, “b” within two standard errors). A small" in said
+    assert "is most sensitive to token 0, “a” (growth; token 1, “b” within two standard errors). A small" in said
     assert "(growth; token 1, “b” and token 2, “c” within two" in of(exponents, 10 * error)
     assert "errors" not in of(exponents, error / 10) + of(exponents, None)
     assert "(growth; 3 others within" in of(np.array([1.0, 0.95, 0.97, 0.99, 3.0]), np.full(5, 0.1))

@@ -61,8 +61,8 @@ def test_movements_are_named_by_what_moves(width):
 def test_a_model_of_one_step_is_told_as_such():
     assert headline(FLAT) == (
         "After 1 of 3 steps the prediction has settled: its loss is 2.700 nats there and 2.680 at the end, never "
-        "further than 0.05 from it, and step 1 alone makes 100 % of the loss's fall from 7.600, which the bare "
-        "embedding has. 3 % of the weights' squared size varies over depth (0 % if all steps had the same, at "
+        "further than 0.05 from it, and step 1 alone makes 100 % of the loss's fall from 7.600, that of the bare "
+        "embedding. 3 % of the weights' squared size varies over depth (0 % if all steps had the same, at "
         "least 67 % if they had nothing in common)."
     )
     deep = Participation(*(getattr(FLAT, name) for name in ("times",)), np.array([7.6, 4.0, 3.5, 3.0]), *(
@@ -82,7 +82,7 @@ def test_weights_that_are_the_same_at_all_steps_are_told_once(steps):
     found = replace(FLAT, **by, **halves, energy=energy)
     said = {
         1: "The one step changes the loss of the prediction from 7.600 nats to 2.680.",
-        3: "which the bare embedding has. All steps have the same weights.",
+        3: "that of the bare embedding. All steps have the same weights.",
     }
     assert headline(found).endswith(said[steps])
     page = result(found, "about", {})
@@ -97,7 +97,7 @@ def test_steps_before_the_reading_is_a_prediction_are_told():
     assert slow.worse_than_even == 2 and FLAT.worse_than_even == 0
     assert (
         "Read this way, the first 2 are worse than uniform guessing among 513 tokens (6.24 nats): the state still "
-        "names the token that it read, at 90 % of the positions after step 1, 60 % after step 2 and 10 % in the end. 3 "
+        "predicts the token just read, at 90 % of the positions after step 1, 60 % after step 2 and 10 % at the end. 3 "
         "% of"
     ) in headline(slow)
     first, second = loss_by_step(slow, width=8.0).axes
@@ -131,7 +131,7 @@ def test_tables_and_document_hold_the_numbers():
 
 def test_captions_say_what_is_seen():
     assert losses_caption(FLAT).startswith("The loss goes from 7.600 nats per token before the first step to 2.680")
-    assert moves_caption(FLAT).startswith("Step 1 moves the state most, by attention (0.900; the state is then of size")
+    assert moves_caption(FLAT).startswith("Step 1 moves the state most, by attention (0.900; the state then has size")
 
 
 def test_what_would_come_next_is_a_row_for_each_token():

@@ -82,12 +82,12 @@ class Induction:
         most, (step, head) = float(matching.max()), np.unravel_index(matching.argmax(), matching.shape)
         than = f"uniform guessing: {self.even:.2f}"
         if min(self.loss_first, self.loss_later) > self.even:
-            than += ", better than both: such text is foreign to this model, which may do otherwise in text of its own"
+            than += ", better than both: such text is foreign to this model, which may do otherwise on text of its own"
         measured = (
             f"the best head (step {step + 1}, head {head}) gives {percent(most, 1)} of its attention to what followed "
-            f"earlier copies of the token ({percent(self.chance, 1)} by chance, 100 % if it were a perfect induction "
-            f"head), and the loss is {self.loss_first:.2f} nats in the first copy of a random sequence, "
-            f"{self.loss_later:.2f} in the later ones ({than})"
+            f"earlier copies of the token ({percent(self.chance, 1)} by chance, 100 % for a perfect induction "
+            f"head). The loss is {self.loss_first:.2f} nats on the first copy of a random sequence and "
+            f"{self.loss_later:.2f} on the later ones ({than})"
         )
         # Below twice chance, or 0.1 nats gained from repetition, there is no induction for spectra to tell.
         if most < 2 * self.chance or self.loss_later > self.loss_first - 0.1:
@@ -107,12 +107,12 @@ class Induction:
             "induction heads,"
         )
         if not finite(found.rho):
-            return f"{heads} cannot be tested: they are fewer than three, or all alike."
+            return f"{heads} cannot be tested: there are fewer than three or all are alike."
         if low > 0 and (least > 0 or alone):
             return f"{heads} do match prefixes more ({spread}{among})."
         if low > 0:
             return (
-                f"{heads} match prefixes more over heads and steps ({spread}), but not clearly among the heads "
+                f"{heads} match prefixes more across heads and steps ({spread}), but not clearly among the heads "
                 f"of a step ({estimate(found.within, found.within_interval)}){self._tells()}."
             )
         if high < 0:
@@ -124,8 +124,8 @@ class Induction:
         clear = lambda one: one.within_interval[0] > 0 or one.within_interval[1] < 0
         shares = [one for one in self.correlations if one.summary.endswith("positive share") and clear(one)]
         said = [
-            f"{one.behaviour} goes {'with' if one.within > 0 else 'against'} {one.summary.split()[0]}'s share alone "
-            f"({estimate(one.within, one.within_interval)})"
+            f"{one.behaviour} correlates {'positively' if one.within > 0 else 'negatively'} with "
+            f"{one.summary.split()[0]}'s share alone ({estimate(one.within, one.within_interval)})"
             for one in shares
         ]
         return f", where {' and '.join(said)}" if said else ""
@@ -135,10 +135,13 @@ class Induction:
         found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
         (low, high), most = found.interval, float(self.behaviours["copying"].max())
         if not finite(found.rho):
-            return f"Copying, up to {most:.2f} here, cannot be tested: heads are fewer than three, or all alike."
-        goes = "goes" if low > 0 else "goes the other way" if high < 0 else "does not clearly go"
+            return (
+                f"Copying, up to {most:.2f} here, cannot be tested: there are fewer than three heads or all are alike."
+            )
+        clearly = "correlates positively" if low > 0 else "correlates negatively"
+        how = clearly if low > 0 or high < 0 else "does not clearly correlate"
         return (
-            f"Copying, up to {most:.2f} here, {goes} with OV's share of positive real parts (rank correlation "
+            f"Copying, up to {most:.2f} here, {how} with OV's share of positive real parts (rank correlation "
             f"{estimate(found.rho, found.interval)}){self._other_copying()}."
         )
 
@@ -146,8 +149,11 @@ class Induction:
         """Say which other summaries copying clearly correlates with."""
         others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
         clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
-        said = [f"{'with' if c.rho > 0 else 'against'} {c.summary} ({estimate(c.rho, c.interval)})" for c in clear]
-        return f"; it goes {' and '.join(said)}" if said else ""
+        said = [
+            f"{'positively' if c.rho > 0 else 'negatively'} with {c.summary} ({estimate(c.rho, c.interval)})"
+            for c in clear
+        ]
+        return f"; it correlates {' and '.join(said)}" if said else ""
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all results as arrays, by name."""

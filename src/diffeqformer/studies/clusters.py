@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 Variant = Literal["particles", "sphere", "unnormed", "rescaled"]
 DESCRIPTIONS: Mapping[Variant, str] = {
     "particles": "Particles as in the paper's appendix C.8: tokens are standardised before attention.",
-    "sphere": "Particles on the sphere, which put themselves back onto it: the motion of a normalised transformer.",
+    "sphere": "Particles that are projected back onto the sphere: the motion of a normalised transformer.",
     "unnormed": "Particles on the sphere with exp instead of softmax: the gradient flow of the interaction energy.",
-    "rescaled": "Particles without norms, their growth undone: z = exp(-∫V) x.",
+    "rescaled": "Particles without norms, with their growth undone: z = exp(-∫V) x.",
 }
 USUAL = 16
 """Default number of texts whose hidden states are measured."""
@@ -125,8 +125,8 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
     }
     percent = f"{100 * share:g} %"
     colours = (
-        f"Colour: points that end in one cluster ({percent} of the mean distance); dark: alone at the end, or in one "
-        "of more clusters than there are colours."
+        f"Points of one colour end in one cluster ({percent} of the mean distance). Dark points end alone, or in one "
+        "of the clusters beyond the number of colours."
     )
     figures, animations = [], []
     arrays: dict[str, np.ndarray] = {}
@@ -136,10 +136,10 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
         about = f"{DESCRIPTIONS[variant]} Time runs to {steps * arguments.dt:g} in {steps} steps."
         animations.append(Animation(f"{about} {colours}", clouds, several[0].times, "time"))
         counted = "; ".join(cloud.title for cloud in clouds)
-        paths = f"{counted} at the end of the paths of the first system, from ring to dot, {variant}. {colours}"
+        paths = f"{counted} at the end of the first system's paths, from ring to dot, {variant}. {colours}"
         gathered = (
-            f"{finding(ends[variant])} Medians over {arguments.systems} systems, bands between the quartiles. Dotted: "
-            "the energy if all points had one direction."
+            f"{finding(ends[variant])} Medians over {arguments.systems} systems, with bands between the quartiles. "
+            "Dotted: the energy if all points had one direction."
         )
         figures.append(both_widths(f"{variant}-trajectories", paths, draw.trajectories, clouds))
         figures.append(both_widths(f"{variant}-measures", gathered, draw.measures, several, share))
@@ -154,9 +154,9 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
         (
             finding(rows),
             f"{arguments.particles} particles in three dimensions, uniform in [-2, 2], moved by attention alone: one "
-            "head, no feed-forward block, everyone sees everyone. Weights are A(t) = A f(t) and V(t) = V f(t) with "
+            "head, no feed-forward block, no causal mask. Weights are A(t) = A f(t) and V(t) = V f(t) with "
             f"f = {'(order + 1) ' if arguments.level else ''}τ^order, τ = t / {unit:g}; order 0 is weight sharing. "
-            f"Clusters are those of single linkage. {arguments.systems} systems, seed {arguments.seed}.",
+            f"Clusters are found by single linkage. {arguments.systems} systems, seed {arguments.seed}.",
         ),
         (particles_table(rows, arguments.systems, percent),),
         tuple(figures),
@@ -193,8 +193,8 @@ def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table
     ]  # fmt: skip
     caption = (
         f"Start → end of every measure: medians over {systems} systems. Clusters are counted within a share of the "
-        "first and of the present mean distance of two points; the last column is the share of steps on which the "
-        "energy fell."
+        "mean distance between two points, both the initial and the current one; the last column is the share of "
+        "steps on which the energy fell."
     )
     columns = (
         "motion", f"clusters, {percent} of first", f"{percent} of present", "mean distance", "energy", "energy fell"
@@ -221,7 +221,7 @@ def finding(rows: Sequence[Values]) -> str:
         first, last = (growth_name(row["order"]) for row in ends)
         same = ends[0][name][1] == ends[1][name][1]
         said.append(f"{variant}, {least} of {start} {'for every f' if same else f'with {first}, {most} with {last}'}")
-    return f"Clusters left at the end, of those at the start: {'; '.join(said)}."
+    return f"Clusters left at the end, out of those at the start: {'; '.join(said)}."
 
 
 def of_run(arguments: Arguments, progress: Progress) -> Result:
@@ -250,16 +250,16 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     begin = visible(first if len(first) <= 60 else f"{first[:59]}…")
     paths = (
         f"Hidden states of the text “{begin}” in the three directions of largest variance, which hold "
-        f"{100 * found.explained[:3].sum():.0f} % of it: their way from the embedding to the end of depth, at each "
-        "depth in units of their mean length there. Colour is the place in the text: amber for its first tokens, then "
-        "vermilion, pink and light blue, blue for its last."
+        f"{100 * found.explained[:3].sum():.0f} % of it: their paths from the embedding to the end of depth, at each "
+        "depth in units of their mean length there. Colour shows the place in the text: amber for its first tokens, "
+        "then vermilion, pink and light blue, and blue for its last."
     )
     change = distances(rows[0], rows[-1])
-    spread = f" Medians over {count} texts, bands from the first to the third quartile." if count > 1 else ""
+    spread = f" Medians over {count} texts, with bands from the first to the third quartile." if count > 1 else ""
     different = float(np.mean([len({*text}) for text in texts.tolist()]))
     gathered = (
-        f"Clusters, lengths and distances of states, and their interaction energy.{spread} Dotted: all states at right "
-        "angles, all in one direction."
+        f"Clusters, lengths and distances of states, and their interaction energy.{spread} Dotted: the values for "
+        "states all at right angles, and for states all in one direction."
     )
     cloud = Cloud("", found.projection, draw.places_of(tokens))
     return Result(
@@ -267,8 +267,8 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         f"Do the tokens of {opened.folder.name} gather as depth goes on?",
         (
             gathering(rows, tokens, different, count),
-            f"{change}. Clusters are chains of tokens, each with a neighbour within that share of the mean distance of "
-            "two tokens.",
+            f"{change}. Clusters are chains of tokens, each with a neighbour within that share of the mean distance "
+            "between two tokens.",
         ),
         (states_table(rows, shares, f"{f'Means over {count} texts' if count > 1 else 'A text'} of {tokens} tokens"),),
         (
@@ -281,8 +281,8 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
         notes=(
             f"{described(opened)}: hidden states before the final norm of {count} text{'s' * (count > 1)} of {tokens} "
             "tokens, at depth 0 "
-            f"and after {f'each of {len(rows) - 1} steps' if len(rows) > 2 else 'the one step'}. Clusters are those of "
-            "single linkage at a share of the mean distance of the same depth; the energy is half the mean of exp(cos) "
+            f"and after {f'each of {len(rows) - 1} steps' if len(rows) > 2 else 'the one step'}. Clusters are found by "
+            "single linkage at a share of the mean distance at the same depth; the energy is half the mean of exp(cos) "
             "over all pairs of states.",
         ),
         folder=folder,

@@ -18,10 +18,10 @@ def gathering(rows: Sequence[Values], tokens: int, different: float, texts: int)
     there can be no more clusters than these, unless positions have embeddings.
     """
     energies = [row["energy"] for row in rows]
-    read = "One text was read." if texts == 1 else f"{texts} texts were read."
-    whose = f"{tokens} tokens, {different:.0f} of them different"
+    read = "One text was used." if texts == 1 else f"{texts} texts were used."
+    whose = f"{tokens} tokens, {different:.0f} of them distinct"
     return (
-        f"Tokens {direction(energies)}: the interaction energy goes {_way(energies)} ({ANGLES:g} if all stood at right "
+        f"Tokens {direction(energies)}: the interaction energy goes {_way(energies)} ({ANGLES:g} if all were at right "
         f"angles, {ALIGNED:.3f} if all had one direction). {groups(rows[0]['clusters'], rows[-1]['clusters'], whose)} "
         f"{read}"
     )
@@ -37,9 +37,9 @@ def direction(energies: Sequence[float]) -> str:
     for turn, does, other, sign in ((highest, "gather", "scatter", 1), (lowest, "scatter", "gather", -1)):
         there, back = sign * (energies[turn] - first), sign * (energies[turn] - last)
         if there > tenth and back > tenth:
-            return f"{does} in direction up to step {turn} of {steps}, and {other} after it"
+            return f"{does} in direction up to step {turn} of {steps}, and {other} after that"
         if there - back > tenth:
-            little = f" up to step {turn} of {steps}, and {other} a little after it" if back > CLEAR * there else ""
+            little = f" up to step {turn} of {steps}, and {other} a little after that" if back > CLEAR * there else ""
             ways.append(f"{does} in direction{little}")
     return ways[0] if ways else "neither gather nor scatter clearly in direction"
 
@@ -64,7 +64,7 @@ def groups(start: Values, end: Values, whose: str) -> str:
     fewest, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
     merge, dissolve = ratio[fewest] < 1 - CLEAR, ratio[most] > 1 + CLEAR
     goes = lambda share: (
-        f"at {100 * float(share):g} % of the mean distance {start[share]:.0f} clusters become {end[share]:.0f}"
+        f"at {100 * float(share):g} % of the mean distance, {start[share]:.0f} clusters become {end[share]:.0f}"
     )
     if merge and dissolve:
         close, loose = sorted((fewest, most), key=float)
@@ -80,7 +80,7 @@ def groups(start: Values, end: Values, whose: str) -> str:
 def distances(start: Values, end: Values) -> str:
     """State how distances change relative to the states' own length, which grows over depth."""
     return (
-        f"The mean distance of two states goes from {start['relative_distance']:.2f} to "
-        f"{end['relative_distance']:.2f} of their length (0 if all were in one place, 1.41 if all stood at right "
-        "angles and were equally long)"
+        f"The mean distance between two states goes from {start['relative_distance']:.2f} to "
+        f"{end['relative_distance']:.2f} of their length (0 if all were in one place, 1.41 if all were at right "
+        "angles and equally long)"
     )

@@ -84,7 +84,7 @@ def result(comparison: "Comparison", folder: Path) -> Result:
     if accuracies(comparison):
         caption = (
             "Accuracy on each task, and the difference: first model minus second. Filled and starred: significant at "
-            "0.05 (*), 0.01 (**), 0.001 (***) after Holm's correction over all tasks."
+            "0.05 (*), 0.01 (**) or 0.001 (***) after Holm's correction over all tasks."
         )
         figures = (both_widths("accuracy", caption, task_figure, comparison),)
     models = [{"name": side.name, "config": to_dict(side.config)} for side in comparison.sides]
@@ -124,8 +124,8 @@ def findings(comparison: "Comparison") -> list[str]:
         ahead, behind = (first, second) if losses[0] <= losses[1] else (second, first)
         said.append(
             f"{ahead.name} has the lower validation loss, by {nats(abs(losses[0] - losses[1]))} nats per token "
-            f"({nats(min(losses))} against {nats(max(losses))} of {behind.name}). With one run of each, a small "
-            "difference can be chance."
+            f"({nats(min(losses))} against {nats(max(losses))} for {behind.name}). With one run of each, a small "
+            "difference can be due to chance."
             if losses[0] != losses[1]
             else f"Both have the same validation loss, {nats(losses[0])} nats per token."
         )
@@ -148,8 +148,8 @@ def remarks(comparison: "Comparison") -> list[str]:
     said = []
     if not comparison.same_text and all(side.entry for side in comparison.sides):
         said.append(
-            "The runs were validated on different text or with different tokenizers: losses and perplexities per token "
-            "cannot be compared, bits per byte only if the text is alike."
+            "The runs were validated on different text or with different tokenizers. Losses and perplexities per token "
+            "cannot be compared; bits per byte can, but only if the text is alike."
         )
     for side, missing in zip(comparison.sides, comparison.missing, strict=True):
         if missing:
@@ -157,8 +157,8 @@ def remarks(comparison: "Comparison") -> list[str]:
     for side in comparison.sides:
         if side.otherwise:
             said.append(
-                f"Evaluated in {side.name} at other steps, by another scheme or of another checkpoint than the last: "
-                f"{join(side.otherwise)}."
+                f"Evaluated in {side.name} at other steps, with another scheme or from another checkpoint than the "
+                f"last: {join(side.otherwise)}."
             )
     if comparison.unlike:
         said.append(f"Not compared, because the task's version or items differ: {join(comparison.unlike)}.")
@@ -167,8 +167,8 @@ def remarks(comparison: "Comparison") -> list[str]:
     tests = sorted({row.difference.test for row in comparison.rows if row.difference})
     if tests:
         said.append(
-            f"Differences are tested item by item ({join([f'{test} test' for test in tests])}, two-sided); p is "
-            "that of each test alone, Holm's p is corrected for all of them together."
+            f"Differences are tested item by item ({join([f'{test} test' for test in tests])}, two-sided). p is "
+            "that of each test alone; Holm's p is corrected for all of them together."
         )
     return said
 

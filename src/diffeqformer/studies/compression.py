@@ -101,7 +101,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
                 stage.advance(1)
     text = ", ".join(arguments.data) if arguments.data else f"The validation text of {opened.folder}"
     about = (
-        f"{text}: activations of {len(read)} texts of {model.config.context} tokens, losses of {len(judged)} others; "
+        f"{text}: activations from {len(read)} texts of {model.config.context} tokens, losses on {len(judged)} others; "
         f"{inputs.described(opened)}, {layers} layers."
         f"{'' if arguments.data else inputs.whole_split(opened, layers)}{made_of(opened.config.model.weights.kind)}"
     )
@@ -115,7 +115,7 @@ def made_of(kind: str) -> str:
         return ""
     return (
         f" Its layers come from weights of kind `{kind}`, functions of depth: where these are smooth, sharing over "
-        "depth costs little by construction, which says nothing of models whose layers are independent."
+        "depth costs little by construction, which says nothing about models whose layers are independent."
     )
 
 
@@ -129,8 +129,8 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
     from diffeqformer.report.page import both_widths
 
     caption = (
-        "Perplexity against the share of the blocks' parameters that is kept, without training; the grey line is the "
-        "whole model."
+        "Perplexity against the share of the blocks' parameters kept, without training; the grey line is the whole "
+        "model."
     )
     names = ("size", "numbers", "loss")
     arrays = {name: np.asarray([row[name] for row in found]) for name in names}
@@ -141,8 +141,8 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
             headline(found, known),
             about,
             f"A share of K/{known['layers']} keeps as many of the blocks' parameters as K of the {known['layers']} "
-            "layers have. Solid lines share over depth: layers are made of a few, or of their mean and corrections. "
-            "Dashed lines keep every layer apart, each with matrices of lower rank.",
+            "layers have. Solid lines share over depth: layers are built from a few, or from their mean and "
+            "corrections. Dashed lines keep every layer separate, each with matrices of lower rank.",
         ),
         (table(found, known),),
         (both_widths("compression-loss", caption, loss_against_size, found, known),),
@@ -161,16 +161,16 @@ def _finite(row: Values, name: str) -> dict[str, Any]:
 def notes(layers: int) -> tuple[str, ...]:
     """Explain the ways to compress."""
     return (
-        f"Knots: K of them, between which layers are interpolated linearly over depth, fitted to the {layers} layers "
+        f"Knots: layers are interpolated linearly over depth between K knots, fitted to the {layers} layers "
         "by least squares.",
         "Fewer directions over depth: every layer is the mean layer plus a combination of K − 1 others (truncated "
         "singular value decomposition over depth), which is what time-dependent weights with d_emb = K − 1 hold.",
-        "Mean layer, low rank per layer: every layer is the mean one plus matrices of low rank of its own.",
+        "Mean layer, low rank per layer: every layer is the mean layer plus its own low-rank matrices.",
         f"Low rank per layer: each matrix becomes a product of two thin ones with K/{layers} of its numbers; biases "
         "and norms are kept.",
-        "Aligned: before, each layer's hidden units and heads are put into the order in which they are most like those "
-        "of the layer before it, which changes no output. Weighted by activations: what is fitted are the outputs on "
-        "the text, not the matrices.",
+        "Aligned: first, each layer's hidden units and heads are put into the order in which they are most like those "
+        "of the previous layer, which changes no output. Weighted by activations: the outputs on the text are fitted, "
+        "not the matrices.",
     )
 
 
@@ -185,7 +185,7 @@ def headline(found: Sequence[Values], known: Values) -> str:
     within_reach = (
         f"the smallest size that keeps perplexity within {percent(OF_USE)}"
         if of_use
-        else f"the largest size that was tried; none keeps perplexity within {percent(OF_USE)}"
+        else f"the largest size tried; none keeps perplexity within {percent(OF_USE)}"
     )
     sides = list(WAYS)[:-2], list(WAYS)[-2:]
     best = lambda size, ways: min((row for row in found if row["size"] == size and row["way"] in ways), key=loss)
@@ -205,13 +205,13 @@ def headline(found: Sequence[Values], known: Values) -> str:
     where = f"at all {len(lead)} sizes" if everywhere else f"at {size}/{known['layers']}"
     if even:
         lesser = zip((alike, turned), names, strict=True)
-        otherwise = "".join(f" At {shares(some)} {name} loses less." for some, name in lesser if some)
+        otherwise = "".join(f" At {shares(some)}, {name} loses less." for some, name in lesser if some)
     else:
-        otherwise = f" So it is at {shares(alike)}." if alike and (level or turned) else ""
-        otherwise += f" At {shares(turned)} it is the other way round." if turned else ""
+        otherwise = f" The same holds at {shares(alike)}." if alike and (level or turned) else ""
+        otherwise += f" At {shares(turned)}, it is the other way round." if turned else ""
     if level:
         by = " or ".join(dict.fromkeys(WAYS[best(one, sides[0])["way"]] for one in level))
-        otherwise += f" At {shares(level)} the two are within {percent(LEVEL)} of each other (over depth: {by})."
+        otherwise += f" At {shares(level)}, the two are within {percent(LEVEL)} of each other (over depth: {by})."
     loses = "loses as much as" if even else "loses less than"
     return (
         f"Of the best of each kind, {names[0]} {loses} {names[1]} {where}: with {size}/{known['layers']} of the "

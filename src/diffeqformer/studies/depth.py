@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 METHODS = {"lora": "LoRA", "full": "full", "continuous": "continuous", "dyadic": "dyadic"}
 EARLY = (
-    "With early exit a token stops at the step that moves its prediction by less than a threshold: the prediction "
-    "after a step is the end of the straight line through it, after the final norm. The token then goes on along that "
-    "line, without evaluations of its own, where others attend to it. What is drawn is the mean number of steps of a "
-    "token; a batch is as slow as its slowest token, so that time is only saved where all have settled."
+    "With early exit, a token stops at the step that moves its prediction by less than a threshold: the prediction "
+    "after a step is the end of the straight line through it, after the final norm. The token then continues along "
+    "that line, without evaluations of its own, where others attend to it. The figure shows the mean number of steps "
+    "per token; a batch is as slow as its slowest token, so time is saved only where all have settled."
 )
 NEAR = 0.02
 """Relative rise of perplexity up to which a depth counts as near: the 2 % required of one checkpoint for all depths."""
@@ -109,11 +109,11 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
     from diffeqformer.studies import depth_figures as draw
 
     plain = f"{lowest(curve)}: perplexity against the number of steps run, without fine-tuning. " + (
-        f"Dotted: {curve.adaptive.name}." if curve.adaptive else "Rings: depths that it was trained at."
+        f"Dotted: {curve.adaptive.name}." if curve.adaptive else "Rings: depths at which it was trained."
     )
     measured = (
-        f"{speeds(curve)}: perplexity against what it costs, measured tokens per second, and evaluations of the vector "
-        "field for the whole text (mean of its attention and feed-forward halves). Numbers at the points: steps."
+        f"{speeds(curve)}: perplexity against its cost, as measured tokens per second and as evaluations of the vector "
+        "field for the whole text (mean of its attention and feed-forward halves). Numbers at the points are steps."
     )
     others = [table(curve) for table, there in ((exits_table, curve.exits), (marks_table, curve.marks)) if there]
     return Result(
@@ -122,9 +122,9 @@ def result(curve: "DepthCurve", text: str, known: Values, folder: Path = Path())
         (
             finding(curve),
             *comparisons(curve),
-            f"Read was {text}; {'all depths' if not curve.marks else 'all depths and models'} took turns, a batch "
-            "each, so that their speeds can be compared. Speeds are of evaluation; making the steps' weights is part "
-            "of the time, compiling is not.",
+            f"The text: {text}. {'All depths' if not curve.marks else 'All depths and models'} took turns, one batch "
+            "each, so that their speeds can be compared. Speeds are those of evaluation; the time includes computing "
+            "the steps' weights, but not compiling.",
             *((EARLY,) if curve.exits else ()),
         ),
         (depths_table(curve), *others),
@@ -165,7 +165,7 @@ def finding(curve: "DepthCurve") -> str:
         fixed = _beside({steps: found.perplexity / own for steps, found in curve.points.items()})
         return (
             f"{curve.name}, trained with {curve.adaptive.name}, has perplexity {perplexity(own)} with them; with fixed "
-            f"steps, which it was not trained with, it is {fixed}."
+            f"steps, with which it was not trained, it is {fixed}."
         )
     alone = curve.trained_at == (curve.own,)
     trained = f"{counted_steps(curve.own)} alone" if alone else _list(list(curve.trained_at))
@@ -176,7 +176,7 @@ def finding(curve: "DepthCurve") -> str:
     unseen = {steps: ratio for steps, ratio in others.items() if steps not in seen}
     if alone:
         return f"{start}; without fine-tuning it is {_beside(unseen)}." if unseen else f"{start}."
-    end = f" At depths that it was not trained at it is {_beside(unseen)}." if unseen else ""
+    end = f" At depths at which it was not trained, it is {_beside(unseen)}." if unseen else ""
     return f"{start}; it is {_beside(seen, each=True)}.{end}" if seen else f"{start}.{end}"
 
 
@@ -210,10 +210,10 @@ def lowest(curve: "DepthCurve") -> str:
         return "No depth has a finite perplexity"
     best = min(known, key=known.__getitem__)
     if len(curve.points) == 1:
-        return f"Perplexity {perplexity(known[best])} at {counted_steps(best)}, the one depth that was read"
+        return f"Perplexity {perplexity(known[best])} at {counted_steps(best)}, the one depth that was evaluated"
     own = " (its own)" if best == curve.own and curve.trained_at == (best,) else ""
     has = f"{counted_steps(best)}{own} {'have' if best > 1 else 'has'}"
-    return f"Of {len(curve.points)} depths {has} the lowest perplexity, {perplexity(known[best])}"
+    return f"Of {len(curve.points)} depths, {has} the lowest perplexity, {perplexity(known[best])}"
 
 
 def speeds(curve: "DepthCurve") -> str:

@@ -49,14 +49,14 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         seed=arguments.seed, progress=progress,
     )  # fmt: skip
     maps = (
-        "Behaviours of every head at every step, and summaries of its spectra. Each map has colours of its own: the "
-        f"dark end of prefix matching is {draw.darkest(found):.2g}, where a perfect induction head has 1. Line in its "
-        "bar: chance."
+        "Behaviours of every head at every step, and summaries of its spectra. Each map has its own colour scale: the "
+        f"dark end of prefix matching is {draw.darkest(found):.2g}, where a perfect induction head has 1. The line in "
+        "its bar marks chance."
     )
     test = (
-        "The test: behaviour against spectrum, a point for each head and step; 95 % intervals. Within steps: among the "
-        "heads of each. 'QK and OV positive' is the smaller of a head's two shares of eigenvalues with positive real "
-        "parts. Dotted: chance."
+        "The test: behaviour against spectrum, with a point for each head and step, and 95 % intervals. Within steps: "
+        "among the heads of each. 'QK and OV positive' is the smaller of a head's two shares of eigenvalues with "
+        "positive real parts. Dotted: chance."
     )
     return Result(
         "induction",
@@ -102,15 +102,15 @@ def notes(chance: float) -> tuple[str, ...]:
     """Explain how behaviours and spectra were measured; `chance`, prefix matching of a head with uniform attention."""
     return (
         "Prefix matching (0 to 1): attention to the positions after earlier copies of the current token; "
-        f"{chance:.3f} for a head that looks everywhere alike. Copying (-1 to 1): whether looking at a position "
+        f"{chance:.3f} for a head that attends uniformly. Copying (-1 to 1): whether attending to a position "
         "raises the logit of the token there above those of the sequence's other tokens, counted in ranks. Attention "
-        "and outputs are those of the forward pass itself (Olsson et al. 2022). Next token: like copying, but of all "
+        "and outputs are those of the forward pass itself (Olsson et al. 2022). Next token: like copying, but for all "
         "that the head adds at a position, and for the token that comes next there.",
         "The paper infers induction heads from positive real parts of the QK and OV eigenvalues. 'QK and OV positive' "
-        "is the smaller of a head's two shares of positive real parts. A correlation is Spearman's, over "
-        "all heads and steps, and of ranks among the heads of each step, which depth as such cannot move. Intervals "
-        "are bootstrapped: where weights are functions of depth steps and heads are drawn, each apart, since a head's "
-        "values at several steps are not independent; else single heads are.",
+        "is the smaller of a head's two shares of positive real parts. Correlations are Spearman's: one over "
+        "all heads and steps, and one of the ranks among the heads of each step, which depth as such cannot affect. "
+        "Intervals are bootstrapped. Where weights are functions of depth, steps and heads are resampled separately, "
+        "since a head's values at several steps are not independent; otherwise single heads are resampled.",
     )
 
 

@@ -45,12 +45,12 @@ class Arguments(inputs.OfRun):
 
 
 MEANING = {
-    "end-to-end": "End-to-end exponents are logarithms of how large a small change of an input arrives in the output's "
-    "final state, through all tokens and layers: 0 as large as it was, below 0 smaller. Growth: of a change in a "
-    "random direction. Leading: a lower bound for the direction that grows most.",
+    "end-to-end": "End-to-end exponents are logarithms of how much a small change of an input grows up to the output's "
+    "final state, through all tokens and layers: at 0 it stays as large as it was, below 0 it shrinks. Growth is that "
+    "of a change in a random direction. Leading is a lower bound for the direction that grows most.",
     "pairwise": "Pairwise exponents, the paper's, follow the output's own reaction to one input, without what happens "
-    "to the tokens between: 0 if that input does not act on the output at all, so they are not of one scale with the "
-    "others. Leading is the largest, mean that of all that were computed.",
+    "to the tokens between. They are 0 if that input does not act on the output at all, so their scale differs from "
+    "that of the others. Leading is the largest; mean is the mean of all that were computed.",
 }
 """How to read the exponents of each method."""
 
@@ -104,8 +104,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
         said = (
-            f"Of the last output, token {last}, “{tokens[last]}”: its pairwise exponents up to each time, of the five "
-            "inputs where they are largest in the end."
+            f"The last output, token {last}, “{tokens[last]}”: its pairwise exponents up to each time, for the five "
+            "inputs whose exponents are largest at the end."
         )
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces, output=last),)
     probed = None
@@ -114,9 +114,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         parts["end-to-end, growth"] = of_end_to_end(probed, model.config.width, grid)
     merged = lambda name: {k: v for part in parts.values() for k, v in getattr(part, name).items()}
     scores, arrays = merged("scores"), {"ids": ids, "outputs": np.asarray(outputs), **merged("arrays")}
-    captions = tuple(f"Exponents of every input of the output at token {at}, “{tokens[at]}”" for at in outputs)
+    captions = tuple(f"Exponents of every input for the output at token {at}, “{tokens[at]}”" for at in outputs)
     columns = {name: rows[-1] for name, rows in scores.items()}
-    whiskers = f"{captions[-1]}; bars: a bound of the error of pairwise ones, the standard error of end-to-end ones."
+    whiskers = f"{captions[-1]}; bars: a bound on the error of pairwise ones, the standard error of end-to-end ones."
     first, *_, end = np.sqrt(np.square(np.asarray(states, np.float64)).mean((1, 2, 3)))
     panels = {name: part.panel for name, part in parts.items()}
     name = [*parts][-1]
@@ -129,11 +129,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "Which tokens is an output's state sensitive to?",
         (
             headlines[-1],
-            f"{inputs.described(opened)}: a text of {len(ids)} tokens. Dark inputs are those that the "
-            f"chosen output is most sensitive to by the method chosen below; the sentence above always uses {name}.",
+            f"{inputs.described(opened)}: a text of {len(ids)} tokens. The chosen output is most "
+            f"sensitive to the dark inputs, by the method chosen below; the sentence above always uses {name}.",
             *(MEANING[part.split(",")[0]] for part in reversed(parts)),
-            "Exponents measure sensitivity, not importance: `analyze attribution --faithfulness` tests what they "
-            "explain.",
+            "Exponents measure sensitivity, not importance: `analyze attribution --faithfulness` tests what "
+            "they explain.",
         ),
         (scores_table(captions[-1], last, columns, tokens),),
         (both_widths("exponents", whiskers, token_exponents, tokens[: last + 1], panels, output=last), *drawn),
@@ -176,21 +176,21 @@ def headline(
     worst = lambda place: "" if leading is None else f" (at least {np.exp(leading[place]):.3g} in the worst direction)"
     arrives = (
         f"A small change there in a random direction arrives {np.exp(before[best]):.3g} times as large{worst(best)}, "
-        f"one at token {output} itself"
+        f"and one at token {output} itself"
         if "pairwise" not in name
-        else f"By that alone a small change there grows {np.exp(before[best]):.3g} times, one at token {output} itself"
+        else f"By that alone, a small change there grows {np.exp(before[best]):.3g} times, one at token {output} itself"
     )
     return (
-        f"The state at {token(output)}, is most sensitive, of the tokens before it, to {token(best)} "
-        f"({method}{beside}). {arrives} {np.exp(exponents[output]):.3g} times{worst(output)}; states themselves become "
-        f"{growth:.3g} times as large over depth (root mean square)."
+        f"Of the tokens before it, the state at {token(output)}, is most sensitive to {token(best)} "
+        f"({method}{beside}). {arrives} {np.exp(exponents[output]):.3g} times{worst(output)}; the states themselves "
+        f"become {growth:.3g} times as large over depth (root mean square)."
     )
 
 
 def of_pairwise(found: "Pairwise", grid: str) -> Part:
     """Collect the paper's exponents, and the Kaplan-Yorke dimension if the exponents determine it everywhere."""
     how = f"{found.exponents.shape[-1]} of {found.width} exponents, {grid}"
-    whose = "from random first tangents, as in the paper: they depend on the seed"
+    whose = "from random first tangents, as in the paper, so they depend on the seed"
     largest = "Growth of a random direction"
     if found.exponents.shape[-1] == found.width:
         whose, largest = "from the unit vectors as first tangents", "First exponent"
@@ -198,13 +198,13 @@ def of_pairwise(found: "Pairwise", grid: str) -> Part:
         whose, largest = f"error at most {np.nanmax(found.error):.3f}", "Largest exponent"
     scores = {"pairwise, leading": found.leading, "pairwise, mean": found.mean}
     descriptions = {
-        "pairwise, leading": f"{largest} of dQ/dt = J Q, J the derivative of the field at the output by the "
-        f"state of one input, over all of depth; {whose}; {how}.",
+        "pairwise, leading": f"{largest} of dQ/dt = J Q over the whole depth, with J the derivative of the field at "
+        f"the output with respect to the state of one input; {whose}; {how}.",
         "pairwise, mean": f"Mean of the exponents of the same equation; {how}.",
     }
     if (np.isfinite(found.dimension) | np.isnan(found.leading)).all():
         scores["pairwise, Kaplan-Yorke dimension"] = found.dimension
-        descriptions["pairwise, Kaplan-Yorke dimension"] = f"Of the exponents of the same equation; {how}."
+        descriptions["pairwise, Kaplan-Yorke dimension"] = f"That of the exponents of the same equation; {how}."
     seen = slice(found.outputs[-1] + 1)
     return Part(
         scores,
@@ -228,10 +228,10 @@ def of_end_to_end(found: "EndToEnd", width: int, grid: str) -> Part:
     return Part(
         {"end-to-end, growth": found.growth, "end-to-end, leading": found.exponents[..., 0]},
         {
-            "end-to-end, growth": "How much a perturbation of random direction at an input's embedding grows until the "
-            f"output's final state, through all tokens (log of the root mean square); {how}; standard error "
+            "end-to-end, growth": "How much a perturbation in a random direction at an input's embedding grows up to "
+            f"the output's final state, through all tokens (log of the root mean square); {how}; standard error "
             f"{np.nanmedian(found.error):.3f} (median).",
-            "end-to-end, leading": f"Lower bound of the largest exponent of the same derivative; {how}.",
+            "end-to-end, leading": f"Lower bound on the largest exponent of the same derivative; {how}.",
         },
         (found.growth[-1, seen], found.error[-1, seen]),
         {f"end_to_end_{name}": values for name, values in found.arrays().items() if name != "outputs"},

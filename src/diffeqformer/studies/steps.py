@@ -27,9 +27,9 @@ USUAL = 64
 SAME = 1e-6
 """Share of the weights' squared norm that may vary over depth through rounding alone."""
 VARIES = (
-    " What varies over depth is the share of a matrix's squared size over the steps that is not that of its mean; a "
-    "mean over matrices. The effective rank over depth runs from 1, constant weights up to a factor, to the number of "
-    "weights that the steps take, one or more for each."
+    " What varies over depth is the share of a matrix's squared size over the steps that its mean does not account "
+    "for, averaged over matrices. The effective rank over depth runs from 1, weights that are constant up to a factor, "
+    "to the number of weights that the steps use, one or more for each."
 )
 Probes = tuple[np.ndarray, np.ndarray]
 """Loss and KL divergence of a tuned lens after every step."""
@@ -123,8 +123,8 @@ def result(
         (
             headline(found),
             about,
-            "The prediction after a step is the final norm and the head on the state there (the logit lens): a stop on "
-            "the way through these steps, not the model run in fewer and longer ones (`analyze depth`)."
+            "The prediction after a step is the final norm and the head applied to the state there (the logit lens): a "
+            "stop partway through these steps, not the model run in fewer, longer ones (`analyze depth`)."
             + (VARIES if varies else ""),
             *([tuned_finding(found, tuned)] if tuned else []),
         ),
@@ -150,7 +150,7 @@ def headline(found: "Participation") -> str:
     share = falls[most] / (found.loss[0] - found.loss[-1]) if found.loss[0] > found.loss[-1] else 0.0
     alone = (
         f", and step {most + 1} alone makes {100 * min(share, 1.0):.0f} % of the loss's fall from {found.loss[0]:.3f}, "
-        "which the bare embedding has"
+        "that of the bare embedding"
     )
     alone = alone if share > 0.5 and steps > 1 else ""
     if steps == 1:
@@ -187,8 +187,8 @@ def spelling(found: "Participation") -> str:
     )
     if found.echo.size and found.echo[1] > 0.5:
         said += (
-            f": the state still names the token that it read, at {100 * found.echo[1]:.0f} % of the positions after "
-            f"step 1, {100 * found.echo[last]:.0f} % after step {last} and {100 * found.echo[-1]:.0f} % in the end"
+            f": the state still predicts the token just read, at {100 * found.echo[1]:.0f} % of the positions after "
+            f"step 1, {100 * found.echo[last]:.0f} % after step {last} and {100 * found.echo[-1]:.0f} % at the end"
         )
     return f"{said}. "
 
@@ -197,7 +197,7 @@ def losses_caption(found: "Participation") -> str:
     """Write the caption of the losses: where the loss begins and ends."""
     return (
         f"The loss goes from {found.loss[0]:.3f} nats per token before the first step to {found.loss[-1]:.3f} after "
-        "the last: the prediction after every step, and its KL divergence from the last one."
+        "the last. Shown are the loss of the prediction after every step and its KL divergence from the last one."
         + (" Dotted: uniform guessing." if found.worse_than_even else "")
     )
 
@@ -208,9 +208,9 @@ def moves_caption(found: "Participation") -> str:
     most = max(halves, key=lambda name: halves[name].max())
     step = int(halves[most].argmax())
     return (
-        f"Step {step + 1} moves the state most, by {most} ({digits(halves[most][step])}; the state is then of size "
-        f"{digits(found.length[step + 1])}): the root mean square (RMS) of what attention and the feed-forward block "
-        "add in each step, and of the state after it."
+        f"Step {step + 1} moves the state most, by {most} ({digits(halves[most][step])}; the state then has size "
+        f"{digits(found.length[step + 1])}). Shown is the root mean square (RMS) of what attention and the "
+        "feed-forward block add in each step, and of the state after it."
     )
 
 
@@ -218,9 +218,9 @@ def tuned_finding(found: "Participation", tuned: Probes) -> str:
     """Compare the divergence from the last prediction by a tuned lens with that by the plain lens."""
     near, far = tuned[1][:-1].mean(), found.kl[:-1].mean()
     return (
-        f"By a tuned lens, an affine probe per step trained on as many other texts of the split, the divergence from "
-        f"the last prediction is {near:.3f} nats, mean over the states before the last, where the plain lens has "
-        f"{far:.3f}: the difference is what these states say in another basis than the head's."
+        f"With a tuned lens, an affine probe per step trained on as many other texts of the split, the mean divergence "
+        f"from the last prediction, over the states before the last, is {near:.3f} nats. The plain lens has {far:.3f}: "
+        "the difference is what these states express in another basis than the head's."
     )
 
 
