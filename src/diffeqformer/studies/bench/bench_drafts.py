@@ -124,8 +124,8 @@ def compare_drafts(
 BENCHMARK = b.Benchmark(
     "drafts",
     "Generation with drafts",
-    "One trained checkpoint that drafts with few steps and verifies with many, against plain decoding with many. "
-    "Ratios below 1 are a gain.",
+    "One trained checkpoint that drafts with few steps and verifies with many, compared with plain decoding with many. "
+    "Ratios below 1 mean a speedup.",
     b.times_over("plain", b.entry("way")),
     b.timed_table(
         "Greedy text of {run} at {steps} steps, one prompt at a time",

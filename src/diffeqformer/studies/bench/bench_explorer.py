@@ -95,11 +95,10 @@ def _predictions(document: b.Document) -> list[b.Row]:
 BENCHMARK = b.Benchmark(
     "explorer",
     "The explorer's dial",
-    "A turn to another number of steps, here by turns to that of a row and to one less. First the "
-    "prediction: weights are generated and the text is taken through all "
-    "steps. Then the grid: predictions after all steps, and one cell that is opened. Nothing compiles after the first "
-    "turns.",
-    lambda document: "After a turn the prediction is there in " + ", ".join(
+    "The dial is turned to another number of steps, here alternately to the number in the row and to one less. First "
+    "comes the prediction: weights are generated and the text is run through all steps. Then comes the grid: "
+    "predictions after every step, and one opened cell. Nothing is compiled after the first turns.",
+    lambda document: "After a turn, the prediction is ready in " + ", ".join(
         f"{b.seconds(row['median_seconds'])} at {row['steps']} steps" for row in _predictions(document)
     ) + ".",
     b.timed_table(

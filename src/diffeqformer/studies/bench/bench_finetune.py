@@ -60,7 +60,8 @@ def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[
 BENCHMARK = b.Benchmark(
     "finetune",
     "Fine-tuning update",
-    "A populated model, trained in full and by LoRA of rank 8, against an update of the vanilla transformer in full.",
+    "A populated model, fine-tuned in full and by LoRA of rank 8, compared with a full update of the vanilla "
+    "transformer.",
     b.times_over(VANILLA, b.entry("way")),
     b.timed_table(
         "Fine-tuning update: {sizes}",

@@ -122,8 +122,8 @@ def marks(document: b.Document) -> list[str]:
 BENCHMARK = b.Benchmark(
     "generate",
     "Generation",
-    "A populated DiffEqFormer and a vanilla transformer with a key-value cache, here and, where it is installed, "
-    "exported to Transformers. Ratios are times over our vanilla model's.",
+    "A populated DiffEqFormer and a vanilla transformer with a key-value cache, in this library and, where "
+    "it is installed, exported to Transformers. Ratios are times divided by our vanilla model's.",
     b.times_over("vanilla by diffeqformer, batch 1", "{0[model]} by {0[library]}, batch {0[batch]}".format),
     b.timed_table(
         "Greedy text: {sizes}, {new_tokens} new tokens",

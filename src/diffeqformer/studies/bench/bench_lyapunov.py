@@ -114,8 +114,8 @@ def _dense(model: "Transformer", ids: "Array", first: "Array") -> "Array":
 BENCHMARK = b.Benchmark(
     "lyapunov",
     "Lyapunov exponents",
-    "Products of Jacobians with tangents, against whole Jacobians by reverse mode on the same inputs. In brackets: "
-    "lowest and highest.",
-    lambda document: f"Without whole Jacobians exponents are {number(document['ratio'])} times as fast.",
+    "Jacobian-vector products, compared with full Jacobians from reverse mode on the same inputs. In brackets: lowest "
+    "and highest.",
+    lambda document: f"Without full Jacobians, exponents are {number(document['ratio'])} times as fast.",
     b.dense_table("Leading exponents of {tokens} inputs for one output: {steps} steps, {heads} heads, width {width}"),
 )

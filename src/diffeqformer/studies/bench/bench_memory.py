@@ -178,7 +178,7 @@ def _headline(document: b.Document) -> str:
 BENCHMARK = b.Benchmark(
     "memory",
     "Memory by depth",
-    "What each `model.gradient` needs besides weights and their gradients, as the compiler plans it; nothing is "
+    "What each `model.gradient` needs besides weights and their gradients, as planned by the compiler. Nothing is "
     "run, so there is no spread. McCallum and Foster (2024) report 4 to 11.5 times less memory than plain "
     "backpropagation for their reversible gradients.",
     _headline,

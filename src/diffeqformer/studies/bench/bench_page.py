@@ -20,13 +20,15 @@ from diffeqformer.studies.study import Result
 
 INTRODUCTION = """# Benchmarks
 
-`make bench` measures this on the machine that it runs on (`bench start --run RUN` and `bench drafts` also need a
-run): each command below writes a JSON document into `benchmarks/`, and `diffeqformer bench page` makes this page of
-them, every number of it. What was found on the way, and what was changed for it, stands in `docs/performance.md`.
+`make bench` takes these measurements on the machine that it runs on (`bench start --run RUN` and `bench drafts` also
+need a run). Each command below writes a JSON document into `benchmarks/`, and `diffeqformer bench page` generates this
+page, with every number in it, from these documents. `docs/performance.md` has what was found along the way, and what
+was changed as a result.
 
-What is compared takes turns in one process, once per round, after two rounds that do not count. **Ratio** is that of
-the medians; **rounds' ratios** are the median and, in brackets, the quartiles of the ratios within each round.
-Machines are shared, so that seconds change from day to day: ratios count, and those with wide quartiles count little.
+The variants in a comparison take turns in one process, once per round, after two rounds that do not count. **Ratio** is
+the ratio of the medians; **rounds' ratios** are the median and, in brackets, the quartiles of the ratios within each
+round. Machines are shared, so absolute times change from day to day: rely on the ratios, but give little weight to
+those with wide quartiles.
 """
 WITH_TORCH = ("train", "generate")
 NAMES = {"python": "Python", "jax": "JAX", "torch": "PyTorch", "transformers": "Transformers"}

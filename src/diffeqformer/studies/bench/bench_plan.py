@@ -226,22 +226,22 @@ def _headline(document: b.Document) -> str:
         return "Nothing here fits with both kinds of weights."
     longest = max(max(bounds_of(row).values()) / max(bounds_of(other).values()) for row, other in pairs)
     cut, less = (max(pair[which]["fsdp"] for pair in pairs) for which in (0, 1))
-    said = f"On paper time-dependent weights take at most {longest:.2f} times as long as knots"
+    said = f"On paper, time-dependent weights take at most {longest:.2f} times as long as knots"
     if cut == 1:
-        return f"{said}; neither has to be cut over devices."
-    return f"{said}, but their state has to be cut over up to {cut} devices, that of knots over {less}."
+        return f"{said}; neither has to be sharded across devices."
+    return f"{said}, but their state has to be sharded across up to {cut} devices, that of knots across {less}."
 
 
 BENCHMARK = b.Benchmark(
     "plan",
     "A plan on paper",
-    "A roofline: nothing is run. Operations are counted of the model; collectives are read off the update as it is "
-    "partitioned for as many devices; bandwidths and peaks are the makers' (8 devices a machine, 400 Gb/s for each "
-    "device between machines). It is a bound from below for time: links and memory are taken to be busy while products "
-    "are computed. Memory is planned for CPUs, which keep the scores of attention and compute in single precision, so "
-    "that it is a bound from above. Each device has the same sequences at a time, so that the batch grows with their "
-    "number. A gradient that is cut is counted as reduced whole, as the partitioner writes it; "
-    "compilers for GPUs halve that.",
+    "A roofline: nothing is run. Operations are counted from the model. Collectives are read off the update as "
+    "partitioned for that many devices. Bandwidths and peaks are the manufacturers' (8 devices per machine, 400 Gb/s "
+    "per device between machines). Times are lower bounds: memory and link traffic is assumed to overlap with matrix "
+    "products. Memory is planned for CPUs, which keep the attention scores and compute in single precision, so it is "
+    "an upper bound. Each device has the same number of sequences at a time, so the batch grows with the number of "
+    "devices. A sharded gradient is counted as reduced whole, as the partitioner writes it; compilers for GPUs halve "
+    "that.",
     _headline,
     tables,
 )

@@ -166,16 +166,16 @@ def time_by_size(rows: Sequence[b.Row]) -> "Drawing":
 def _headline(document: b.Document) -> str:
     grown = [row for row in document["rows"] if row["model"] == CONTINUOUS]
     powers = [f"{row['axis']} to the power {row['exponents']['time'][0]:.2f}" for row in grown]
-    return f"DiffEqFormer's update takes time that grows as {join(powers)}."
+    return f"The time of DiffEqFormer's update grows as {join(powers)}."
 
 
 BENCHMARK = b.Benchmark(
     "scaling",
     "Cost as sizes grow",
-    "One size grows, the others stay. An exponent is that of a power of the size, fitted to medians, with its "
-    "standard error. Theory is the same fit through the operations that are counted of these very updates, and "
-    "through the stored parameters, all of which the optimiser reads and writes: time should grow as the one or "
-    "the other, and more slowly where fixed costs are felt. Ratios are to the vanilla model of the same size.",
+    "One size grows while the others stay fixed. Each exponent is that of a power law in the size, fitted to the "
+    "medians, with its standard error. For the theory, the same fit is made to the operations counted for these very "
+    "updates, and to the stored parameters, all of which the optimiser reads and writes. Time should grow like one or "
+    "the other, and more slowly where fixed costs matter. Ratios are to the vanilla model of the same size.",
     _headline,
     tables,
     figures=figures,

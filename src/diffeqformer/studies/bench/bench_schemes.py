@@ -130,8 +130,8 @@ def hand_written_update(config: Config) -> "Callable[[State, Array], tuple[State
 BENCHMARK = b.Benchmark(
     "schemes",
     "Schemes",
-    "One update by each scheme against Euler's, and against what its NFE (of attention and feed-forward) predicts from "
-    "Euler's and Heun's medians. The hand-written update has none of this library's solver.",
+    "One update by each scheme, compared with Euler's, and with what its NFE (of attention and feed-forward) predicts "
+    "from the medians of Euler and Heun. The hand-written update uses none of this library's solver.",
     b.times_over("euler", b.entry("scheme")),
     b.timed_table(
         "Training update by scheme: {sizes}",

@@ -121,10 +121,10 @@ def _dense_product(qkv: np.ndarray, output: np.ndarray, pair: int, head: int, he
 BENCHMARK = b.Benchmark(
     "spectra",
     "Spectra",
-    "Eigenvalues through the small matrices of a head, against those of whole products of the model's width, of "
-    "which some were solved and all extrapolated. In brackets: lowest and highest; the difference is that of matched "
-    "eigenvalues, over the spectral radius.",
-    lambda document: f"Through small matrices eigenvalues are {number(document['ratio'])} times as fast.",
+    "Eigenvalues from the small matrices of a head, compared with those of the full products, which have the model's "
+    "width. Some of these products were solved, and the time for all was extrapolated. In brackets: lowest and "
+    "highest. The difference is that of matched eigenvalues, divided by the spectral radius.",
+    lambda document: f"From small matrices, eigenvalues are {number(document['ratio'])} times as fast.",
     b.dense_table(
         "All QK and OV eigenvalues: {steps} steps, {heads} heads, width {width}; {dense_measured} products measured"
     ),

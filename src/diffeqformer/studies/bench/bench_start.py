@@ -94,8 +94,8 @@ def _run(command: Sequence[str], surroundings: Mapping[str, str]) -> None:
 BENCHMARK = b.Benchmark(
     "start",
     "Start-up",
-    "Each command as a process of its own, from start to end, against a Python that does nothing. Importing the "
-    "package and asking for help load no JAX. What is asked of a run again finds its programs compiled.",
+    "Each command in its own process, from start to end, compared with a Python process that does nothing. Importing "
+    "the package and asking for help do not load JAX. A command repeated on a run finds its programs already compiled.",
     b.times_over(PYTHON, b.entry("command")),
     b.timed_table("Start of a command", {"command": b.entry("command")}),
 )

@@ -114,14 +114,14 @@ def tables(document: b.Document) -> tuple[Table, ...]:
 def _headline(document: b.Document) -> str:
     others = [row for row in document["rows"] if row["what"] != UPDATE]
     faster = [f"{row['what']} {number(1 / row['ratio_of_medians'])}" for row in others]
-    return f"Tokens per second over those of an update: {join(faster)}."
+    return f"Tokens per second divided by those of an update: {join(faster)}."
 
 
 BENCHMARK = b.Benchmark(
     "text",
     "Text and batches",
-    "How fast a tokenizer is trained, text is packed and batches are loaded, against the tokens that an update of "
-    "the quickstart's DiffEqFormer takes: above 1 the update does not wait.",
+    "How fast a tokenizer is trained, text is packed and batches are loaded, compared with how fast an update of the "
+    "quickstart's DiffEqFormer consumes tokens. Above 1, the update does not wait.",
     _headline,
     tables,
 )

@@ -149,11 +149,11 @@ def marks(document: b.Document) -> list[str]:
 BENCHMARK = b.Benchmark(
     "train",
     "Training update",
-    "One update (loss, gradient, clipped AdamW) of DiffEqFormer, of knots in its place and, where PyTorch is "
-    "installed, of Hugging Face's GPT-2, against that of the vanilla transformer of the same size. The release of the "
-    "paper's authors, in its own stack on a CPU at this size, takes 6.8 to 8.5 times its vanilla model's time. The "
-    "roofline is what an update needs at least: its operations at the speed of one large product of matrices, then "
-    f"{PASSES} passes over its parameters at the bandwidth of one large sum, both measured in this run.",
+    "One update (loss, gradient, clipped AdamW) of DiffEqFormer, of a twin with knots and, where PyTorch is "
+    "installed, of Hugging Face's GPT-2, compared with that of the vanilla transformer of the same size. The release "
+    "of the paper's authors, in its own stack on a CPU at this size, takes 6.8 to 8.5 times as long as its vanilla "
+    "model. The roofline is the least time an update needs: its operations at the speed of one large matrix product, "
+    f"then {PASSES} passes over its parameters at the bandwidth of one large sum, both measured in this run.",
     b.times_over("vanilla", b.entry("model")),
     b.timed_table(
         "Training update: {sizes}",
