@@ -49,11 +49,11 @@ def markdown(result: Result) -> str:
 
 def test_sentences_rank_means_over_seeds():
     assert findings(RECORDS, ["A → B", "B → A"]) == [
-        "Of 3 comparisons (a text and a method), GPT 8 in 2 and DiffEqFormer 6 → 4 in 1 ends at the lowest perplexity.",
-        "A → B, LoRA: DiffEqFormer 6 → 4 ends lowest, at perplexity 21.00, before GPT 8 (25.00); from scratch GPT 8 "
-        "reaches 30.00.",
-        "A → B, full: GPT 8 ends lowest, at perplexity 19.00, before DiffEqFormer 6 → 4 (24.00); from scratch GPT 8 "
-        "reaches 30.00.",
+        "Lowest final perplexity in 3 comparisons (a text and a method each): GPT 8 in 2 and DiffEqFormer 6 → 4 in 1.",
+        "A → B, LoRA: DiffEqFormer 6 → 4 ends lowest, at perplexity 21.00, ahead of GPT 8 (25.00); from scratch, GPT "
+        "8 reaches 30.00.",
+        "A → B, full: GPT 8 ends lowest, at perplexity 19.00, ahead of DiffEqFormer 6 → 4 (24.00); from scratch, GPT "
+        "8 reaches 30.00.",
         "B → A, LoRA: GPT 8 ends lowest, at perplexity 26.00.",
     ]
 

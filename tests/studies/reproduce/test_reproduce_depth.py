@@ -251,7 +251,7 @@ def test_the_list_says_what_is_finished_and_what_the_rest_takes(tmp_path, monkey
     assert main(words) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [one["finished"] for one in printed["runs"]] == [0, 0]  # nor is there a pace
-    assert main(words[:-1]) == 0 and "2 of other settings are in the way" in " ".join(capsys.readouterr().out.split())
+    assert main(words[:-1]) == 0 and "2 with other settings are in the way" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--search"]) == 2 and "--list is given with --search" in capsys.readouterr().err
 
 
@@ -283,4 +283,4 @@ def test_without_the_elastic_model_nothing_is_judged():
 def test_the_page_says_that_freed_blocks_begin_with_the_first_batches_again():
     both = [record("elastic", 2, 3.0, 0), record("freed", 2, 2.5, 0)]
     said = [" ".join(result_of(some).findings) for some in (both, both[:1])]
-    assert ["from the first again" in one for one in said] == [True, False]
+    assert ["again from the first batch" in one for one in said] == [True, False]

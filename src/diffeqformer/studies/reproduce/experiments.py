@@ -98,11 +98,11 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]
     said = f"{done.total()} of {len(runs)} runs are finished"
     if left and pace:
         said += (
-            f"; about {duration(each * sum(left.values()))} for the rest, by their pace. A piece, one run, takes at "
-            f"most {duration(each * longest)}; what is stopped goes on where it was"
+            f"; at their pace, the rest takes about {duration(each * sum(left.values()))}. A single run takes at most "
+            f"{duration(each * longest)}; a stopped run resumes where it left off"
         )
     if others:
-        said += f". {len(others)} of other settings are in the way, such as {str(others[0])!r}: choose another --to"
+        said += f". {len(others)} with other settings are in the way, such as {str(others[0])!r}: choose another --to"
     table = Table("Runs", ("runs", "finished", "left"), rows)
     return Result(name, title, (f"{said}.",), (table,), document={"runs": kinds}, folder=folder)
 
@@ -184,7 +184,7 @@ def rates_table(found: Rates, seed: int) -> Table:
         for name, (best, losses) in found.items()
     ]  # fmt: skip
     said = (
-        f"Learning rates\nFactors of two, with seed {seed}, until the best is inside; at most 7 for any model. Chosen "
-        "by the validation loss that is reported."
+        f"Learning rates\nSearched in factors of two with seed {seed} until the best is inside the grid; at most 7 for "
+        "any model. Chosen by the same validation loss that is reported."
     )
     return Table(said, ("model", "best", "inside the grid", "loss by rate"), rows)

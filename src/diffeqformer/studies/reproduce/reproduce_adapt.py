@@ -188,11 +188,11 @@ def _about(arguments: Arguments, found: Values) -> str:
     )
     m, t = found["models"][0]["config"]["model"], found["models"][0]["config"]["trainer"]
     return (
-        f"Texts: {texts}; one tokenizer of {m['vocabulary']:,} entries. Width {m['width']}, {m['heads']} heads, "
+        f"Texts: {texts}; one tokenizer with {m['vocabulary']:,} entries. Width {m['width']}, {m['heads']} heads, "
         f"context {m['context']}, {t['batch_size']} sequences per update. Pretraining, and training from scratch: "
         f"{arguments.pretraining:,} updates. Fine-tuning: {arguments.finetuning:,} updates, at the best peak learning "
-        f"rate of a search at the depth of pretraining (last table); LoRA of rank {RANK} beside all linear maps, "
-        "embeddings trained too."
+        f"rate from a search at the pretraining depth (last table). LoRA has rank {RANK} and adapts all linear maps; "
+        "the embeddings are trained too."
     )
 
 

@@ -188,13 +188,13 @@ def findings(records: Sequence[Record], directions: Sequence[str]) -> list[str]:
             best.append(first)
             line = f"{direction}, {METHODS[method]}: {first} ends lowest, at perplexity {perplexity(lowest)}"
             if rest:
-                line += f", before {join([f'{system} ({perplexity(mean)})' for system, mean in rest])}"
-            said.append(f"{line}; from scratch {join(reached)}." if reached else f"{line}.")
+                line += f", ahead of {join([f'{system} ({perplexity(mean)})' for system, mean in rest])}"
+            said.append(f"{line}; from scratch, {join(reached)}." if reached else f"{line}.")
     if len(best) < 2:
         return said
     counts = sorted(((best.count(system), system) for system in dict.fromkeys(best)), key=lambda one: -one[0])
     overall = join([f"{system} in {times}" for times, system in counts])
-    return [f"Of {len(best)} comparisons (a text and a method), {overall} ends at the lowest perplexity.", *said]
+    return [f"Lowest final perplexity in {len(best)} comparisons (a text and a method each): {overall}.", *said]
 
 
 def _ranked(records: Sequence[Record], direction: str, method: str) -> list[tuple[str, float]]:
@@ -227,14 +227,14 @@ def _rows(records: Sequence[Record], direction: str) -> tuple[tuple[str, ...], .
 def _terms(records: Sequence[Record]) -> str:
     several = len({record["seed"] for record in records}) > 1
     spread = (
-        "Numbers are means over seeds and, after ±, their standard deviation."
+        "Numbers are means over seeds, with the standard deviation after ±."
         if several
-        else "Each was trained once, so a small difference can be chance."
+        else "Each was trained once, so a small difference may be due to chance."
     )
     return (
-        f"Perplexities are those of the whole validation split of the new text. {spread} Trained, stored and "
-        "populated are numbers of parameters: those that training changes, all, and those of the model once it is "
-        "populated at its steps."
+        f"Perplexities are on the whole validation split of the new text. {spread} Trained, stored and populated "
+        "are parameter counts: those that training changes, all of them, and those of the model once it is populated "
+        "at its number of steps."
     )
 
 

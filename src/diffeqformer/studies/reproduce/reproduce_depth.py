@@ -266,7 +266,7 @@ def about(found: Values) -> str:
     m, t = config["model"], config["trainer"]
     updates = max(entry["role"].get("updates", entry["updates"]) for entry in found["models"])
     return (
-        f"{corpus['name']}: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens "
-        f"of {m['vocabulary']:,} kinds. Width {m['width']}, {m['heads']} heads, context {m['context']}, "
+        f"{corpus['name']}: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens, "
+        f"vocabulary of {m['vocabulary']:,}. Width {m['width']}, {m['heads']} heads, context {m['context']}, "
         f"{t['batch_size']} sequences per update, {updates:,} updates."
     )

@@ -60,9 +60,9 @@ def result_of(
     figures = [both_widths("depth-loss", caption_of(records), by_steps, records, "loss")]
     judged = [table] if (table := judgement(records)).rows else []
     losses = _table("Loss (nats) by number of steps", records, "loss")
-    reaches = [_table("Most hops that are answered", records, "reach")] if puzzle(records) else []
+    reaches = [_table("Most hops answered", records, "reach")] if puzzle(records) else []
     if puzzle(records):
-        reached = f"The most hops up to which {percent(RIGHT)} of all answers are right."
+        reached = f"The most hops up to which {percent(RIGHT)} of all answers are correct."
         figures.insert(0, both_widths("depth-reach", reached, by_steps, records, "reach"))
     names = ("steps", "seed", "updates", "compute", "loss", "perplexity", "energy")
     arrays = {name: np.asarray([np.nan if r[name] is None else r[name] for r in records]) for name in names}
@@ -78,7 +78,7 @@ def result_of(
 def caption_of(records: Sequence[Record]) -> str:
     """Write the caption, which says what is drawn."""
     said = "Validation loss against the number of steps run, without any fine-tuning. Lines: one checkpoint."
-    said += " Hollow marks: a model of its own for each depth." if any(r["kind"] in ALONE for r in records) else ""
+    said += " Hollow marks: a separate model for each depth." if any(r["kind"] in ALONE for r in records) else ""
     said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
     top = _frame(records)[1]
     beyond = {kind: [f"{y:.2f} at {n}" for n, y in means(records, kind).items() if y > top] for kind in kinds(records)}
@@ -265,7 +265,7 @@ def _equivalent(records: Sequence[Record]) -> list[Table]:
     found, slope = equivalent_depths(records), exponent(records)
     if slope is None:
         return []
-    caption = f"Steps and the depth of a GPT of the same loss: it grows as steps to the power {slope:.2f}"
+    caption = f"Steps, and the depth of a GPT with the same loss, which grows as steps to the power {slope:.2f}"
     return [Table(caption, ("steps", "equivalent depth"), tuple((str(n), f"{d:.1f}") for n, d in found.items()))]
 
 
@@ -302,7 +302,7 @@ def _verdicts(rows: Sequence[Sequence[Any]]) -> str:
         said.append(f"{len(failed)} fail{'s' * (len(failed) == 1)} ({why})")
     if untested := of("untested"):
         said.append(f"{len(untested)} {'is' if len(untested) == 1 else 'are'} untested")
-    return f"Of {len(rows)} criteria set before the runs {join(said)}."
+    return f"Of {len(rows)} criteria set before the runs, {join(said)}."
 
 
 def _table(caption: str, records: Sequence[Record], what: str) -> Table:
@@ -331,16 +331,16 @@ def _terms(records: Sequence[Record]) -> str:
     seeds = len({r["seed"] for r in records})
     same = (
         "; those called `same compute` see more or fewer, so that their NFE (evaluations of the field on the tokens of "
-        "an update, over all updates) is that of the elastic model"
+        "an update, summed over all updates) equals that of the elastic model"
         if any(r["kind"].endswith(SAME_COMPUTE) for r in records)
         else ""
     )
     again = (
-        ", the freed one's from the first again when it is freed" if any(r["kind"] == "freed" for r in records) else ""
+        ", the freed one again from the first batch once freed" if any(r["kind"] == "freed" for r in records) else ""
     )
     of_seeds = "" if seeds == 1 else f", with {seeds} seeds"
     return (
         f"All models see the same batches in the same order{again}{of_seeds}{same}. "
-        "Criteria are about perplexity, the exponential of the loss. Energy is the share of the weights' squared "
-        "length over depth that is not that of their mean."
+        "Criteria refer to perplexity, the exponential of the loss. Energy is the share of the weights' squared norm "
+        "over depth that is not that of their mean."
     )

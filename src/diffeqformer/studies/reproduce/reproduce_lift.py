@@ -228,7 +228,7 @@ def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), fo
     losses = {kind: found for kind in NAMES if (found := means(rows, kind))}
     cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else "–"
     table = Table(
-        "Perplexity of the validation split, by number of steps",
+        "Validation perplexity by number of steps",
         ("model", *map(str, depths)),
         tuple((NAMES[kind], *(cell(kind, depth) for depth in depths)) for kind in losses),
     )
@@ -255,7 +255,7 @@ def about(found: Values, arguments: Arguments) -> str:
     m, t = config["model"], config["trainer"]
     tokens = t["batch_size"] * m["context"]
     return (
-        f"{corpus['name']}: {corpus['train_tokens']:,} training tokens of {m['vocabulary']:,} kinds. Width "
+        f"{corpus['name']}: {corpus['train_tokens']:,} training tokens, vocabulary of {m['vocabulary']:,}. Width "
         f"{m['width']}, {m['heads']} heads, context {m['context']}. Pretraining: {arguments.pretraining:,} updates of "
         f"{tokens:,} tokens; each fine-tuning: {arguments.finetuning:,}. Means over {len(arguments.seeds)} seeds."
     )

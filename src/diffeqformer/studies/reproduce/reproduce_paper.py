@@ -148,9 +148,9 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
     said = f"{len(names)} item{'s' * (len(names) != 1)}; {len(runs.ended)} runs are finished"
     if total := sum(needed.values()):
         said += (
-            f"; about {duration(total)} for all that is left, by {runs.pace[1]}, what items share counted once. A "
-            f"piece, one item with --seeds {seeds[0]}, takes at most {duration(longest)}; what is stopped goes on "
-            "where it was"
+            f"; all that is left takes about {duration(total)}, judging by {runs.pace[1]}; what items share is counted "
+            f"once. A single item with --seeds {seeds[0]} takes at most {duration(longest)}; a stopped run resumes "
+            "where it left off"
         )
     tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
               Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
