@@ -101,5 +101,5 @@ def test_every_item_of_the_paper_says_what_the_paper_has_and_where():
     page = paper_page.item_tables("tables-4-5", verdicts, {}, diverged)
     assert "\nC.7, table 5, figures 11 and 12: beside Llama-1B" in page[0].caption
     assert "\nModels: diffeqformer, gpt.\n" in page[0].caption
-    assert "\nTraining diverged, so that these have no part in effects: gpt with seed 2.\n" in page[0].caption
+    assert "\nTraining diverged, so these are left out of the effects: gpt with seed 2.\n" in page[0].caption
     assert page[1:] == REPORTED["tables-4-5"].numbers

@@ -39,7 +39,7 @@ def test_seeds_of_these_runs_join_those_of_the_record(tmp_path):
     assert record.verdict(item, claim, other) == other
     assert record.verdict(item, ITEMS["table-1"].claims[1], other) == other
     said = paper_page.contradictions({item: [other, *[judge({})] * 5]}, record)
-    assert said == [f"Other than in the record: {claim.sentence} (fails now, holds there)."]
+    assert said == [f"Different from the record: {claim.sentence} (fails now, holds there)."]
     assert paper_page.contradictions({item: [seeds(0.13, first=3), *[judge({})] * 5]}, record) == []
 
 
@@ -77,7 +77,7 @@ def test_a_verdict_that_changes_is_said_and_the_page_is_that_of_the_new_record(t
     paper_record.write(tmp_path / "record.json", {"claims": [before], "models": [], "rates": {}}, arguments.of)
     progress = Said()
     write(study(arguments, progress), arguments)
-    assert f"Other than in the record: {claim.sentence} (holds now, fails there)." in progress.lines
+    assert f"Different from the record: {claim.sentence} (holds now, fails there)." in progress.lines
     again = study(replace(arguments, finished=True), Silent())
     assert paper_page.markdown(again, tmp_path / "page") == (tmp_path / "page.md").read_text(encoding="utf-8")
 

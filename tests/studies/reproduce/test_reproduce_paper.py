@@ -237,7 +237,7 @@ def test_what_is_not_trained_is_untested_if_nothing_is_to_be_trained(trained):
     again = study(replace(arguments, finished=True), Silent())
     assert again.document == result.document
     none = study(replace(arguments, finished=True, to=str(folder / "none")), Silent())
-    assert none.findings[0] == "Of 3 claims 3 are untested."
+    assert none.findings[0] == "Of 3 claims, 3 are untested."
     assert not (folder / "none").exists()
     wide = Runs(arguments, paper_models.MODELS, Silent()).trained("wide", 0)
     assert wide is not None

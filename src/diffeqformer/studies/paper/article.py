@@ -38,7 +38,7 @@ FORMS = {
     "untested": ("is untested", "are untested"),
 }  # fmt: skip
 """Wording of verdicts, for one claim and for several."""
-CAPTION = "Effects of its claims: seeds (small), mean and confidence interval. Right of zero is as claimed."
+CAPTION = "Effects for its claims: seeds (small), mean and confidence interval. Right of zero supports the claim."
 ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
 SIZES = {
     "laptop": "the quickstart's size (width 128, 6 steps, 2,048 tokens per update)",
@@ -97,7 +97,7 @@ def contradictions(measured: Found, record: Record) -> list[str]:
               for name in measured
               for claim, verdict in _with_verdicts(name, measured)
               if (other := record.other(name, claim, verdict))]  # fmt: skip
-    return [f"Other than in the record: {'; '.join(others)}."] if others else []
+    return [f"Different from the record: {'; '.join(others)}."] if others else []
 
 
 def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
@@ -109,23 +109,23 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         claim: f"{claim.question} {ANSWERS[verdict.word]}: {_shown(verdict)}{_nats(claim)}." for claim, verdict in asked
     }
     joined = (
-        "Effects on record are of earlier runs: trained again on another machine, which rounds otherwise, the same "
-        "model and seed has a slightly different loss, so that effects of the same two models may differ a little "
-        "between items."
+        "Effects on record come from earlier runs. Trained again on another machine, which rounds differently, the "
+        "same model with the same seed has a slightly different loss, so effects of the same two models may differ a "
+        "little between items."
     )
     losses = [answer for claim, answer in answers.items() if _nats(claim)]  # one without the other would flatter
     return [
         *([" ".join(losses)] if losses else []),
         *(answer for claim, answer in answers.items() if not _nats(claim)),
-        f"Of {len(rows)} claims {counted([verdict for _, _, verdict in rows])}.",
+        f"Of {len(rows)} claims, {counted([verdict for _, _, verdict in rows])}.",
         f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
-        "What holds or fails here is said of models of this size and length of training, not of the paper's.",
-        f"The rule, written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
-        f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; else the effect is within "
-        "noise. Every effect is positive if the claim is so; where models are compared, they saw the same batches in "
-        "the same order. Each claim is judged by itself, without a correction for their number: of effects that are "
-        "none in truth, one in twenty is decided by chance, and more where seeds are added after the first verdict, "
-        "as claims are judged again with each.",
+        "The verdicts are about models of this size and length of training, not about the paper's.",
+        f"The rule was written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
+        f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; otherwise the effect is "
+        "within noise. A positive effect always supports the claim. Models that are compared saw the same batches in "
+        "the same order. Each claim is judged on its own, without a correction for multiple comparisons: of effects "
+        "that are truly zero, one in twenty is decided by chance, and more where seeds are added after the first "
+        "verdict, because claims are judged again with each seed.",
         *([joined] if a.record else []),
     ]
 
@@ -163,7 +163,7 @@ def item_tables(
     said += [f"Its figure: {item.layout}"] if item.layout else []
     said += [f"Models: {', '.join(models)}."] if (models := models_of(item)) else []
     lost = [f"{one} with seed {seed}" for one in models for seed in sorted(diverged.get(one, ()))]
-    said += [f"Training diverged, so that these have no part in effects: {join(lost)}."] if lost else []
+    said += [f"Training diverged, so these are left out of the effects: {join(lost)}."] if lost else []
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
     claims = Table("\n".join((_title(name), *said)), columns, cells)
@@ -224,7 +224,7 @@ def markdown(result: Result, folder: Path) -> str:
     parts = [f"# {result.title}"]
     parts += [
         "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page and its figures from its "
-        "runs, and beside the runs `index.html` with all of it.",
+        "runs, and an `index.html` with all of it beside the runs.",
         *result.findings,
     ]
     there = {name: said for name, said in result.document["figures"].items() if (folder / f"{name}.png").is_file()}
