@@ -13,37 +13,37 @@ neighbouring module `NAME_figures`.
 
 ANALYSES = {
     "spectra": "complex eigenvalues of attention and feed-forward pairs over depth",
-    "induction": "prefix matching and copying of every head, beside its spectra",
+    "induction": "prefix matching and copying of every head, alongside its spectra",
     "lyapunov": "how sensitive an output token is to each input token, as Lyapunov exponents along depth",
-    "attribution": "other explanations of the same output; with --faithfulness a test of which to trust",
-    "clusters": "whether tokens gather as depth goes on: simulated particles, or a run's hidden states",
+    "attribution": "other explanations of the same output; with --faithfulness, a test of which to trust",
+    "clusters": "whether tokens cluster as depth increases: simulated particles, or a run's hidden states",
     "steps": "what each step does: the prediction after it, how far it moves the state, how weights change over depth",
-    "compression": "a table of layers made smaller by knots, depth modes or low rank: loss against size",
-    "depth": "perplexity and speed at several depths without fine-tuning, beside fine-tuned and other models",
-    "all": "every analysis of a run, those of a text on the same one, and the page that links them",
+    "compression": "a table of layers compressed by knots, depth modes or low rank: loss against size",
+    "depth": "perplexity and speed at several depths without fine-tuning, compared with fine-tuned and other models",
+    "all": "every analysis of a run, on one text where a text is needed, and the page that links them",
 }
 """Analyses of `diffeqformer analyze`: name of the module, and what it does."""
 BENCHMARKS = {
-    "train": "an update of DiffEqFormer, of the vanilla transformer of its size, and of PyTorch's if installed",
-    "finetune": "an update of a populated model in full and by LoRA, beside the vanilla transformer's",
-    "generate": "greedy text of a populated model, of the vanilla one, and of both in Transformers if installed",
-    "drafts": "self-speculative decoding of a trained run, beside plain decoding",
-    "schemes": "an update by each scheme, beside what its NFE predicts, and Euler's written by hand",
-    "memory": "the memory that a gradient needs by each method and number of steps, as compiled; nothing is run",
-    "text": "a tokenizer's training, packing and the batches, beside the update that reads them",
-    "scaling": "updates as width, steps, context and d_emb grow, beside how their operations are counted to grow",
-    "spectra": "all QK and OV eigenvalues of a GPT-medium-sized model, against those of the D x D products",
-    "lyapunov": "the leading exponents of all inputs of a GPT-small-sized model, against dense Jacobians",
+    "train": "an update of DiffEqFormer, of the vanilla transformer of the same size, and of PyTorch's if installed",
+    "finetune": "an update of a populated model in full and by LoRA, compared with the vanilla transformer's",
+    "generate": "greedy decoding by a populated model, by the vanilla one, and by both in Transformers if installed",
+    "drafts": "self-speculative decoding of a trained run, compared with plain decoding",
+    "schemes": "an update by each scheme, compared with what its NFE predicts, and a hand-written Euler update",
+    "memory": "the memory that a gradient needs, by method and number of steps, as compiled; nothing is run",
+    "text": "tokenizer training, packing and batch loading, compared with the update that reads the batches",
+    "scaling": "updates as width, steps, context and d_emb grow, compared with the growth of their counted operations",
+    "spectra": "all QK and OV eigenvalues of a GPT-medium-sized model, compared with those of the D x D products",
+    "lyapunov": "the leading exponents of all inputs of a GPT-small-sized model, compared with dense Jacobians",
     "explorer": "a turn of the explorer's dial at GPT-2 small's size",
-    "start": "commands that have next to nothing to do, as processes of their own",
-    "plan": "what training would take on accelerators that are not here, on paper",
-    "page": "one page of the documents that these leave with --to",
+    "start": "commands that have next to nothing to do, each in its own process",
+    "plan": "on paper: what training would take on accelerators that are not available here",
+    "page": "one page built from the documents that these write with --to",
 }
 """Benchmarks of `diffeqformer bench`, in the order of its page; the module of each is `bench/bench_NAME`."""
 EXPERIMENTS = {
     "adapt": "the paper's figure 5: pretrain on one text, fine-tune on another, at several depths",
-    "depth": "where depth pays: one checkpoint at every depth, beside models of one depth and other elastic models",
+    "depth": "where depth pays: one checkpoint at every depth, against models of one depth and other elastic models",
     "paper": "the paper's tables and figures, item by item, each claim with its effect over seeds and a verdict",
-    "lift": "a pretrained model, lifted and fine-tuned for a few more tokens, beside models of each depth",
+    "lift": "a pretrained model, lifted and fine-tuned on a few more tokens, compared with models of each depth",
 }
 """Experiments of `diffeqformer reproduce`; the module of each is `reproduce/reproduce_NAME`."""
