@@ -264,7 +264,7 @@ def test_the_list_counts_what_is_there_and_estimates_the_rest(trained):
     told = json.loads(json.dumps(found.document["items"][0]))
     assert (told["finished"], told["runs"], told["models"], told["on_record"]) == (2, 6, ["wide", "normed"], None)
     assert told["seconds_left"] > 0 and all(type(told[name]) is float for name in told if name.startswith("seconds"))
-    cost = lambda result: result.findings[0].partition("; about ")[2]
+    cost = lambda result: result.findings[0].partition("; all that is left ")[2]
     assert "by finished runs" in cost(found)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paper_items, "ITEMS", {name: paper_items.ITEMS["norm"] for name in ("norm", "again")})
