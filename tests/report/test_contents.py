@@ -51,7 +51,7 @@ def test_pages_that_are_there_are_linked_with_their_headlines(tmp_path):
 def test_the_report_is_linked_before_there_is_any_analysis(tmp_path):
     (tmp_path / "report.html").write_text('<p class="headline">Of two models</p>')
     page = write_contents(tmp_path / "run" / "analysis", "run: all pages", KNOWN).read_text()
-    assert '<a href="../../report.html">' in page and "No analysis was made of it yet." in page
+    assert '<a href="../../report.html">' in page and "No analysis of it has been run yet." in page
 
 
 def mapped(folder, name, tokens=("a", "<b>", "⏎"), outputs=(1, 2), said=("of one", "of two")):

@@ -138,8 +138,8 @@ class Induction:
             return (
                 f"Copying, up to {most:.2f} here, cannot be tested: there are fewer than three heads or all are alike."
             )
-        clearly = "correlates positively" if low > 0 else "correlates negatively"
-        how = clearly if low > 0 or high < 0 else "does not clearly correlate"
+        sure = "positively" if low > 0 else "negatively" if high < 0 else ""
+        how = f"correlates {sure}" if sure else "does not clearly correlate"
         return (
             f"Copying, up to {most:.2f} here, {how} with OV's share of positive real parts (rank correlation "
             f"{estimate(found.rho, found.interval)}){self._other_copying()}."

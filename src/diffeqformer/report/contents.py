@@ -70,7 +70,7 @@ def write_contents(
     there = {name for name, *_ in found}
     made = len(there & {*known})
     say = "analysis says" if made == 1 else "analyses say"
-    said = f"What {made} {say} of it." if made else "No analysis was made of it yet."
+    said = f"What {made} {say} of it." if made else "No analysis of it has been run yet."
     lead = [seen.headline for name, _, _, seen in found if name == "depth" and seen.headline]
     run = make.removeprefix("diffeqformer analyze all ")
     values = {

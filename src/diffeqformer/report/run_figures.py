@@ -95,7 +95,7 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
     **Arguments:** `vocabulary`, to show the loss of guessing where `uniform_loss` returns it; `width` in inches.
     """
     shown, steps, losses, trained = [], set(), [], set()
-    with drawing(width, 3.7 if not is_narrow(width) else 3.1 + 0.2 * len(models)) as (figure, axes):
+    with drawing(width, 3.1 + 0.2 * len(models) if is_narrow(width) else 3.7) as (figure, axes):
         axis = axes[0, 0]
         for index, model in enumerate(models):
             if not at_several(model):

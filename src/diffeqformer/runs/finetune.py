@@ -179,12 +179,13 @@ def teacher_digest(base: Run | None, config: Config) -> str | None:
     """
     if base is None or config.depth.teacher != "base":
         return None
-    if metadata_of(path_of(config.run)).get("teacher", base.digest) != base.digest:
+    digest = base.digest
+    if metadata_of(path_of(config.run)).get("teacher", digest) != digest:
         raise BadInput(
             f"the base run {config.base.run!r} has changed since the run in {config.run!r} began to learn from it "
             "(depth.teacher is 'base'); put back what it was, or start another run with --to."
         )
-    return base.digest
+    return digest
 
 
 def require_same_tokenizer(base: Run | None, tokens: TokenCache) -> None:

@@ -46,7 +46,7 @@ def cloud_of(simulation: Simulation, share: float) -> Cloud:
 
 def trajectories(panels: Sequence[Cloud], *, width: float = WIDE) -> Figure:
     """Plot the paths of points in parallel projection, with a ring at the start and a dot at the end."""
-    columns = min(len(panels), 3 if not is_narrow(width) else 2)
+    columns = min(len(panels), 2 if is_narrow(width) else 3)
     rows = math.ceil(len(panels) / columns)
     with drawing(width, 1.08 * rows * width / columns, rows, columns, panels=len(panels)) as (figure, axes):
         for axis, panel in zip(axes.flat, panels, strict=False):

@@ -237,7 +237,7 @@ def loss_against_size(found: Sequence[Values], known: Values, *, width: float) -
     for way in list(WAYS)[len(COLORS) :]:  # there is one way more than colours
         looks[way] |= {"color": INK, "marker": "X"}
     layers, sizes = known["layers"], sorted({row["size"] for row in found})
-    with drawing(width, 3.9 if not is_narrow(width) else 4.6) as (figure, axes):
+    with drawing(width, 4.6 if is_narrow(width) else 3.9) as (figure, axes):
         axis, seen = axes[0, 0], [float(np.exp(known["original"]))]
         axis.axhline(seen[0], color=INK, linewidth=0.8, alpha=0.5)
         for way, own in looks.items():

@@ -37,7 +37,7 @@ def field_evaluations(found: Evaluation) -> float:
 
 def quality_over_depth(curve: DepthCurve, *, width: float = WIDE) -> Figure:
     """Plot perplexity against the number of steps, without fine-tuning; other models are marks at their own depth."""
-    with drawing(width, 3.7 if not is_narrow(width) else 3.3 + 0.2 * len(groups_of(curve))) as (figure, axes):
+    with drawing(width, 3.3 + 0.2 * len(groups_of(curve)) if is_narrow(width) else 3.7) as (figure, axes):
         axis = axes[0, 0]
         drawn = _draw(axis, curve, lambda steps, found: float(steps))
         exits = sorted((curve.mean_steps(found), found.perplexity) for found in curve.exits.values())

@@ -126,7 +126,7 @@ def kinds(records: Sequence[Record]) -> list[str]:
 
 def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Drawing:
     """Draw loss or reach against the number of steps: lines for one checkpoint, hollow marks for one-depth models."""
-    with drawing(width, 4.0 if not is_narrow(width) else 4.8) as (figure, axes):
+    with drawing(width, 4.8 if is_narrow(width) else 4.0) as (figure, axes):
         axis, shown = axes[0, 0], []
         for index, kind in enumerate(kinds(records)):
             found = values(records, kind, what)
