@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import (
-    DyadicConfig,
     KnotsConfig,
     LayerConfig,
+    LevelsConfig,
     LlamaConfig,
     ModelConfig,
     ReversibleConfig,
@@ -50,12 +50,13 @@ KINDS = {
     "knots, normalised": dataclasses.replace(
         TINY, weights=KnotsConfig(2, basis="hat"), scheme="lie-trotter-middle", horizon=3.0, embedding_norm=True
     ),
-    "dyadic": dataclasses.replace(TINY, weights=DyadicConfig(2), scheme="lie-trotter-middle", spacing="dyadic"),
+    "dyadic": dataclasses.replace(TINY, weights=LevelsConfig(), scheme="lie-trotter-middle", spacing="dyadic"),
+    "levels": dataclasses.replace(TINY, weights=LevelsConfig((2, 4)), scheme="lie-trotter-middle"),
     "time, reversible": dataclasses.replace(TINY, scheme=ReversibleConfig("heun")),
 }
 COVERING = {
     "diffeqformer", "vanilla", "time, llama, nested norm", "macaron", "ode transformer", "knots, normalised",
-    "dyadic", "time, reversible",
+    "levels", "time, reversible",
 }  # fmt: skip
 """Each source of weights, field, way to step and rows at nodes once: for what knows nothing of their pairs."""
 covering_kinds = pytest.mark.parametrize(

@@ -75,7 +75,7 @@ REFUSED = {
     "mask of one axis": "the mask is bool of the shape (3,), but must be bool of the shape (1, 2).",
     "listed mask of weights": "the mask is int64 of the shape (1, 2), but must be bool of the shape (1, 2).",
     "checkpoint": "checkpoint is 'Best', but must be one of latest, best, sound.",
-    "method": "method is 'adapter', but must be one of lora, full, continuous, dyadic.",
+    "method": "method is 'adapter', but must be one of lora, full, continuous, levels.",
     "tuned steps": "steps is [0, 0.1, 1], but must be a whole number.",
     "count": "count is 0, but must be at least 1.",
     "NaN": "the model's logits are not finite",

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from diffeqformer.config import BaseConfig, Config, DataConfig, DepthConfig, DropoutConfig, GPTConfig
     from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, LoRAConfig, ModelConfig, OptimizerConfig
     from diffeqformer.config import RecursiveConfig, ReversibleConfig, SchemeConfig, SharedConfig, TimeConfig
-    from diffeqformer.config import ToleranceConfig, TrainerConfig, read_yaml, validate
-    from diffeqformer.config import DyadicConfig, EMAConfig, KnotsConfig, LayerDropConfig, MeshConfig, ModulationConfig
+    from diffeqformer.config import LevelsConfig, ToleranceConfig, TrainerConfig, read_yaml, validate
+    from diffeqformer.config import EMAConfig, KnotsConfig, LayerDropConfig, MeshConfig, ModulationConfig
     from diffeqformer.data.cache import TokenCache, prepare
     from diffeqformer.data.loader import EvaluationBatches, Loader
     from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, RunFailed
@@ -66,14 +66,14 @@ _HOMES = {
 
 __all__ = [
     "SCHEMES", "BadInput", "BaseConfig", "Callback", "Config", "DataConfig", "DepthConfig", "DiffEqFormerError",
-    "DropoutConfig", "DyadicConfig", "EMAConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field", "GPTConfig",
-    "GradientConfig", "Grid", "Interrupted", "KnotsConfig", "LayerConfig", "LayerDropConfig", "LayerWeights",
-    "LlamaConfig", "LoRAConfig", "Loader", "MeshConfig", "ModelConfig", "ModulationConfig", "OneStep",
-    "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run", "RunFailed", "Scheme",
-    "SchemeConfig", "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Terminal", "TimeConfig",
-    "TimeWeights", "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer", "WeightSource",
-    "abstract", "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate", "export",
-    "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",
+    "DropoutConfig", "EMAConfig", "EarlyExit", "Evaluation", "EvaluationBatches", "Field",
+    "GPTConfig", "GradientConfig", "Grid", "Interrupted", "KnotsConfig", "LayerConfig", "LayerDropConfig",
+    "LayerWeights", "LevelsConfig", "LlamaConfig", "LoRAConfig", "Loader", "MeshConfig", "ModelConfig",
+    "ModulationConfig", "OneStep", "OptimizerConfig", "Recipe", "RecursiveConfig", "ReversibleConfig", "Run",
+    "RunFailed", "Scheme", "SchemeConfig", "SchemeSolver", "SharedConfig", "SharedWeights", "Silent", "Terminal",
+    "TimeConfig", "TimeWeights", "TokenCache", "ToleranceConfig", "TrainResult", "TrainerConfig", "Transformer",
+    "WeightSource", "abstract", "at_depths", "attribute", "build", "continue_text", "end_to_end", "evaluate",
+    "export", "faithfulness", "finetune_config", "flops", "flow_exponents", "from_huggingface", "generate",
     "import_huggingface", "lift", "lift_run", "load_adapter", "load_run", "measure_induction", "next_token_loss",
     "pairwise", "parameters", "prepare", "read_yaml", "simulate", "solve", "spectra", "speculate", "train",
     "validate", "vanilla_twin", "with_scheme", "write_report",

@@ -119,7 +119,7 @@ def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
         assert arguments_from(["quickstart-llama", *words], "train", ConfigArguments).settings.model.tied is tied
 
 
-@pytest.mark.parametrize("kind", ["layer", "knots", "dyadic"])
+@pytest.mark.parametrize("kind", ["layer", "knots", "levels"])
 def test_a_setting_of_adapters_adds_them(kind):
     words = ["quickstart-gpt", "--model.weights", kind, "--model.weights.lora.rank", "2"]
     assert arguments_from(words, "train", ConfigArguments).settings.model.lora == LoRAConfig(2)

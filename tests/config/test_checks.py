@@ -106,8 +106,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weights": {"kind": "layer", "frequencies": 4}}, "unknown key 'model.weights.frequencies'"),
     (
         {"weights": "tme"},
-        "model.weights is 'tme', but must be one of 'time', 'time-shared-mlp', 'knots', 'dyadic', 'layer', "
-        "'layerdrop', 'shared'",
+        "model.weights is 'tme', but must be one of 'time', 'time-shared-mlp', 'knots', 'levels', "
+        "'layer', 'layerdrop', 'shared'",
     ),
     ({"weights": 3}, "model.weights is 3, but must be a table of settings or one of 'time', "),
     ({"scheme": {"kind": "euler", "base": "heun"}}, "unknown key 'model.scheme.base'"),

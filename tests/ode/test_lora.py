@@ -74,7 +74,7 @@ def test_adapters_beside_knots_change_every_depth_and_are_those_of_merged_knots(
 
 
 def test_where_no_adapters_of_functions_of_depth_can_be():
-    with pytest.raises(BadInput, match="beside knots or dyadic blocks, but this model has weights of kind .time."):
+    with pytest.raises(BadInput, match="beside knots or blocks of levels, but this model has weights of kind .time."):
         adapted_config(TINY, 3, become="same", lora=LORA)
     knots = dataclasses.replace(KINDS["knots, normalised"].weights, lora=LoRAConfig(2, dropout=0.1))
     with pytest.raises(BadInput, match="dropout is 0.1, but must be 0 with weights of kind 'knots'"):
@@ -162,6 +162,6 @@ def test_a_table_has_no_functions_of_depth_to_keep():
 
 def test_another_depth_covers_the_same_interval():
     counted = dataclasses.replace(TINY, horizon="steps")
-    for become in ("layer", "dyadic", "same"):
+    for become in ("layer", "levels", "same"):
         config = adapted_config(counted, 6, become=become, lora=None)
         assert (config.steps, config.interval) == (6, 3.0)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import (
-    DyadicConfig,
     KnotsConfig,
     LayerDropConfig,
+    LevelsConfig,
     ModelConfig,
     ModulationConfig,
     TimeConfig,
@@ -69,7 +69,9 @@ def test_generated_matrices_start_at_the_standard_deviation_asked_for(d_emb):
 
 
 ONE_FUNCTION = [
-    kind for kind in KINDS if getattr(KINDS[kind].weights, "rows", "step") == "step" and kind != "dyadic"
+    kind
+    for kind in KINDS
+    if getattr(KINDS[kind].weights, "rows", "step") == "step" and kind not in ("dyadic", "levels")
 ]  # not a row for each node, nor weights that know the length of a step
 
 
@@ -225,7 +227,7 @@ def _products(jaxpr):
         dataclasses.replace(TINY, weights=TimeConfig(d_emb=3, frequencies=2, kind="time-shared-mlp")),
         dataclasses.replace(TINY, weights=KnotsConfig(knots=4, average=True, rank=2)),
         dataclasses.replace(TINY, weights=KnotsConfig(knots=4, basis="cubic")),
-        dataclasses.replace(TINY, weights=DyadicConfig(), scheme="residual"),
+        dataclasses.replace(TINY, weights=LevelsConfig((2, 4)), scheme="residual"),
         dataclasses.replace(TINY, weights=LayerDropConfig(layers=6, nested=True, rank=2), scheme="residual"),
         dataclasses.replace(TINY, weights="shared", modulation=ModulationConfig(knots=3, halvings=2)),
     ],
@@ -240,4 +242,4 @@ def test_weights_are_products_in_float32_where_the_default_is_less(config):
     found = [precision for jaxpr in taken for precision in _products(jaxpr.jaxpr)]
     highest = (jax.lax.Precision.HIGHEST,) * 2
     assert all(precision == highest for precision in found)
-    assert found or isinstance(config.weights, DyadicConfig)  # rows as they are: no product
+    assert found or isinstance(config.weights, LevelsConfig)  # rows as they are: no product

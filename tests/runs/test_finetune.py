@@ -14,6 +14,7 @@ from diffeqformer.config import (
     DataConfig,
     DepthConfig,
     LayerConfig,
+    LevelsConfig,
     LoRAConfig,
     ModelConfig,
     OptimizerConfig,
@@ -165,7 +166,7 @@ def test_what_cannot_be_made_of_a_base_is_refused_before_training(bases, tmp_pat
     whole = dataclasses.replace(run.config, model=config)
     run = dataclasses.replace(run, model=build(config, jax.random.key(0)), config=whole)
     with pytest.raises(BadInput, match="several times of a step, which differ"):
-        finetune_config(run, str(tmp_path / "run"), method="dyadic")
+        finetune_config(run, str(tmp_path / "run"), method="levels")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_what_cannot_be_made_of_a_base_is_refused_before_training(bases, tmp_pat
         ({"method": "full"}, {"matrix", "bias", "norm", "embedding"}),
         ({"method": "full", "train_embeddings": False}, {"matrix", "bias", "norm"}),
         ({"method": "continuous"}, {"time", "norm", "embedding"}),
-        ({"method": "dyadic"}, {"matrix", "bias", "norm", "embedding"}),
+        ({"method": "levels"}, {"matrix", "bias", "norm", "embedding"}),
     ],
 )
 def test_the_optimiser_holds_moments_of_what_is_trained_only(bases, tmp_path, settings, roles_trained):
@@ -195,7 +196,15 @@ def test_continuous_fine_tuning_keeps_the_depths_that_the_base_was_trained_at(ba
     drawn = replace(base, config=replace(base.config, depth=DepthConfig((2, 4), jitter=0.5)))
     one, own = DepthConfig(), drawn.config.depth
     kept = {method: finetune_config(drawn, str(tmp_path), steps=3, method=method).depth for method in ROLES}
-    assert kept == {"continuous": own, "dyadic": own, "full": one, "lora": one}
+    assert kept == {"continuous": own, "levels": own, "full": one, "lora": one}
+
+
+def test_each_depth_of_every_update_gets_a_table(bases, tmp_path):
+    base = load_run(bases / "continuous")
+    depth = DepthConfig((5,), always=(4, 2))
+    config = finetune_config(base, str(tmp_path), steps=4, method="levels", depth=depth)
+    assert config.model.weights == LevelsConfig((2, 4)) and config.depth == depth
+    assert finetune_config(base, str(tmp_path), steps=3, method="levels").model.weights.levels == (1, 2, 4)
 
 
 def test_memory_of_a_lora_update_leaves_out_gradients_and_moments_of_the_base(bases, tmp_path):
@@ -214,13 +223,13 @@ def test_memory_of_a_lora_update_leaves_out_gradients_and_moments_of_the_base(ba
     assert full_temporary - lora_temporary > 0.5 * weights
 
 
-@pytest.mark.parametrize("method", ["lora", "full", "continuous", "dyadic"])
+@pytest.mark.parametrize("method", ["lora", "full", "continuous", "levels"])
 def test_begins_as_the_base_at_the_new_depth(bases, tmp_path, method):
     lora = {"lora": LORA} if method == "lora" else {}
     config = tuned(bases / "continuous", tmp_path / "run", steps=4, method=method, **lora)
     base = load_run(bases / "continuous").model
     start = initial_state(changed(config, model__vocabulary=280), base).model
-    kind = {"continuous": "time", "dyadic": "dyadic"}.get(method, "layer")
+    kind = {"continuous": "time", "levels": "levels"}.get(method, "layer")
     assert (start.config.steps, start.config.weights.kind) == (4, kind)
     reference = base if method == "continuous" else populated(base, 4)
     np.testing.assert_array_equal(logits(start, np.arange(16)[None], 4), logits(reference, np.arange(16)[None], 4))

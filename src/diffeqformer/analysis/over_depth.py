@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import Block, BlockWeights
 from diffeqformer.ode.grid import Grid, Nodes, Steps
-from diffeqformer.ode.weights import DyadicWeights, KnotWeights, LayerWeights, ModulatedWeights, WeightSource
+from diffeqformer.ode.weights import KnotWeights, LayerWeights, LevelWeights, ModulatedWeights, WeightSource
 
 
 def evaluation_times(model: Transformer, steps: Steps | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +51,7 @@ def between_steps(model: Transformer) -> bool:
 
 def know_length(weights: WeightSource) -> bool:
     """Whether weights also depend on the length of the step."""
-    return isinstance(weights, ModulatedWeights | DyadicWeights) or (
+    return isinstance(weights, ModulatedWeights | LevelWeights) or (
         isinstance(weights, KnotWeights) and weights.corrections is not None
     )
 

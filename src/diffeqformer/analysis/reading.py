@@ -32,8 +32,8 @@ from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import States, take_step
 from diffeqformer.ode.weights import (
-    DyadicWeights,
     KnotWeights,
+    LevelWeights,
     ModulatedWeights,
     SharedWeights,
     TimeWeights,
@@ -206,7 +206,7 @@ def _by_step(source: WeightSource) -> bool:
     """Whether the weights of a step are known to depend on its own times alone; never for a user's own source."""
     if isinstance(source, ModulatedWeights):
         return _by_step(source.base)
-    return isinstance(source, TimeWeights | KnotWeights | DyadicWeights | SharedWeights)
+    return isinstance(source, TimeWeights | KnotWeights | LevelWeights | SharedWeights)
 
 
 def _part(grid: Grid, first: int, last: int) -> Grid:

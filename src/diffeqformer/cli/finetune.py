@@ -1,4 +1,4 @@
-"""`diffeqformer finetune RUN --steps N --method lora|full|continuous|dyadic --data FILES`"""
+"""`diffeqformer finetune RUN --steps N --method lora|full|continuous|levels --data FILES`"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -68,10 +68,10 @@ class Arguments:
     """Number of depth steps; as trained if not given. A table of layers has only its own."""
     method: Method = "lora"
     """Populate and train low-rank adapters (lora) or all weights (full); keep the weights as functions of depth and
-    train those (continuous); or give each step of length 1, 1/2, 1/4, ... a block of its own and train all of them
-    (dyadic)."""
+    train those (continuous); or give each depth of --depth.always a table of layers of its own (with dyadic steps 1, 2,
+    4, ...), of which other depths mix two, and train all of them (levels)."""
     depths: Annotated[tuple[int, ...] | str, tyro.conf.arg(metavar="N")] = ()
-    """Numbers of steps to draw each update's depth from, such as 4 6 9 or a range, 4-9 (methods continuous and dyadic),
+    """Numbers of steps to draw each update's depth from, such as 4 6 9 or a range, 4-9 (methods continuous and levels),
     short for --depth.sample; those of the base run if not given."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs to train on, a part held out for validation unless --data.validation names some; the base
@@ -81,7 +81,7 @@ class Arguments:
     checkpoint: Which = "latest"
     """The base run's newest checkpoint, the one of lowest validation loss, or the newest that is not damaged."""
     rank: int | None = setting(None, least=1, most=SIZES)
-    """Rank of the adapters, 8 if not given (method lora); with methods continuous and dyadic, of adapters beside the
+    """Rank of the adapters, 8 if not given (method lora); with methods continuous and levels, of adapters beside the
     knots or blocks, which alone are then trained."""
     alpha: float | None = setting(None, positive=True)
     """Adapters are scaled by alpha / rank; 16 if not given."""

@@ -25,12 +25,12 @@ from diffeqformer.config.run import (
 )
 from diffeqformer.config.sections import (
     DropoutConfig,
-    DyadicConfig,
     GPTConfig,
     GradientConfig,
     KnotsConfig,
     LayerConfig,
     LayerDropConfig,
+    LevelsConfig,
     LlamaConfig,
     LoRAConfig,
     ModulationConfig,
@@ -56,11 +56,12 @@ from diffeqformer.config.strict import (
 
 __all__ = [
     "MOST_BYTES", "MOST_STEPS", "BaseConfig", "Config", "DataConfig", "DepthConfig", "DropoutConfig",
-    "DyadicConfig", "EMAConfig", "GPTConfig", "GradientConfig", "HopsConfig", "KnotsConfig", "LastConfig",
-    "LayerConfig", "LayerDropConfig", "LlamaConfig", "LoRAConfig", "MeshConfig", "Method", "ModelConfig",
-    "ModulationConfig", "OptimizerConfig", "OwnConfig", "PHopConfig", "PermutationsConfig", "PuzzleConfig",
-    "RecursiveConfig", "ReversibleConfig", "Role", "RotaryScalingConfig", "ScheduleConfig", "SchemeConfig",
-    "SharedConfig", "Spacing", "TimeConfig", "ToleranceConfig", "TrainerConfig", "TrapezoidalConfig", "Which",
-    "choices_of", "dump_yaml", "find_config", "from_dict", "hints_of", "kinds_of", "parse_value", "read_shipped",
-    "read_yaml", "shipped_configs", "to_dict", "validate", "validate_model", "with_steps", "with_values",
+    "EMAConfig", "GPTConfig", "GradientConfig", "HopsConfig", "KnotsConfig", "LastConfig",
+    "LayerConfig", "LayerDropConfig", "LevelsConfig", "LlamaConfig", "LoRAConfig", "MeshConfig", "Method",
+    "ModelConfig", "ModulationConfig", "OptimizerConfig", "OwnConfig", "PHopConfig", "PermutationsConfig",
+    "PuzzleConfig", "RecursiveConfig", "ReversibleConfig", "Role", "RotaryScalingConfig", "ScheduleConfig",
+    "SchemeConfig", "SharedConfig", "Spacing", "TimeConfig", "ToleranceConfig", "TrainerConfig",
+    "TrapezoidalConfig", "Which", "choices_of", "dump_yaml", "find_config", "from_dict", "hints_of", "kinds_of",
+    "parse_value", "read_shipped", "read_yaml", "shipped_configs", "to_dict", "validate", "validate_model",
+    "with_steps", "with_values",
 ]  # fmt: skip

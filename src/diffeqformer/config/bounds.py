@@ -79,6 +79,15 @@ def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
                 yield f"{name} {'has' if several else 'is'}", one, field.metadata["bounds"]
 
 
+def require_once(name: str, depths: tuple[int, ...]) -> None:
+    """Check that each depth is named once.
+
+    **Raises:** `BadInput` if one is named twice.
+    """
+    if len(set(depths)) < len(depths):
+        raise BadInput(f"{name} is {depths}, but must name each depth once.")
+
+
 def whole(name: str, value: Any, least: int | None = None) -> int:
     """Convert a whole number, such as NumPy's, to Python's own, which compiled functions take as a constant.
 

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds
+from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds, require_once
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig, OptimizerConfig
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig
 from diffeqformer.config.sections import (
-    DyadicConfig,
     GPTConfig,
     GradientConfig,
     KnotsConfig,
     LayerConfig,
     LayerDropConfig,
+    LevelsConfig,
     LlamaConfig,
     OwnConfig,
     ReversibleConfig,
@@ -140,14 +140,12 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
         if not 1 <= depth <= MOST_STEPS:
             must = "at least 1" if depth < 1 else f"at most {MOST_STEPS}"
             raise BadInput(f"depth.sample is {depth}, but must be {must}.")
-    if len(set(d.depths)) < len(d.depths):
-        raise BadInput(f"depth.sample is {d.depths}, but must name each depth once.")
+    require_once("depth.sample", d.depths)
     for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
         if name != "depth.jitter":
             advice = "; move one of these depths there" if name == "depth.always" else ""
             raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn{advice}.")
-    if len(set(d.always)) < len(d.always):
-        raise BadInput(f"depth.always is {d.always}, but must name each depth once.")
+    require_once("depth.always", d.always)
     if d.always and d.together == "rows":
         raise BadInput(f"depth.always is {d.always}, but with depth.together 'rows' no sequence is read at two depths.")
     if d.distill and d.teacher == "deepest" and (d.alone or d.together == "rows"):
@@ -218,7 +216,9 @@ def validate_model(m: ModelConfig) -> ModelConfig:
             )
         if m.heads % m.kv_heads:
             raise BadInput(f"model.field.kv_heads is {m.kv_heads}, but must divide model.heads, which is {m.heads}.")
-    blocks = 2 << m.weights.halved(m.steps) if isinstance(m.weights, DyadicConfig) else m.steps
+    if isinstance(m.weights, LevelsConfig):
+        require_once("model.weights.levels", m.weights.levels)
+    blocks = sum(m.weights.of(m.steps)) if isinstance(m.weights, LevelsConfig) else m.steps
     layers = m.weights.rows(m.steps) if isinstance(m.weights, LayerDropConfig) else blocks
     rows, widest = max(layers, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
     _require_countable("weights", "layers, blocks or d_emb x width x hidden", rows, m.width, widest)
@@ -300,10 +300,10 @@ def _validate_step_length(m: ModelConfig) -> None:
             f"model.final_norm_halvings is {m.final_norm_halvings}, but {other}: it is for models that run at several "
             "numbers of steps on fixed grids."
         )
-    if isinstance(m.weights, DyadicConfig) and m.tolerance:
+    if isinstance(m.weights, LevelsConfig) and m.tolerance:
         raise BadInput(
-            "model.weights is 'dyadic', but model.tolerance is given: a block for each length of a step needs a fixed "
-            "grid."
+            "model.weights is 'levels', but model.tolerance is given: blocks for each length of a step need "
+            "a fixed grid."
         )
     if isinstance(m.weights, KnotsConfig) and m.tolerance:
         for name, what in (("average", "means over steps"), ("rank", "corrections by the length of a step")):

@@ -35,8 +35,8 @@ class ModelConfig(Choosing):
     """One point of the grid weights x field x scheme, and its sizes."""
 
     weights: WeightsConfig = TimeConfig()
-    """How block weights depend on depth: `time` or `time-shared-mlp` networks, `knots`, a block for each `dyadic` step,
-    a table (`layer`, `layerdrop`), or `shared`."""
+    """How block weights depend on depth: `time` or `time-shared-mlp` networks, `knots`, a table for each of several
+    numbers of steps (`levels`), one table (`layer`, `layerdrop`), or `shared`."""
     modulation: ModulationConfig | None = None
     """Norms and gains that also depend on the length of the step; `None` for a model without."""
     field: FieldConfig = GPTConfig()

@@ -17,9 +17,9 @@ from diffeqformer.plain import shown
 
 Which = Literal["latest", "best", "sound"]
 """A run's newest checkpoint, that of lowest validation loss, or the newest that is not damaged."""
-Method = Literal["lora", "full", "continuous", "dyadic"]
-"""What fine-tuning trains: adapters, all weights of the table of layers, the functions of depth, or a block for each
-dyadic step."""
+Method = Literal["lora", "full", "continuous", "levels"]
+"""What fine-tuning trains: adapters, all weights of the table of layers, the functions of depth, or a table for each
+of several numbers of steps."""
 
 
 @dataclass(frozen=True)

@@ -113,21 +113,21 @@ class KnotsConfig(Section):
 
 
 @dataclass(frozen=True)
-class DyadicConfig(Section):
-    """A block of its own for each dyadic step: for depth as a whole, its halves, its quarters, ..."""
+class LevelsConfig(Section):
+    """A table of layers of its own for each of several numbers of steps; numbers in between mix two tables."""
 
-    builder: ClassVar[str] = "diffeqformer.ode.weights.dyadic:init_dyadic"
+    builder: ClassVar[str] = "diffeqformer.ode.weights.levels:init_levels"
 
-    kind: Literal["dyadic"] = dataclasses.field(default="dyadic", kw_only=True)
-    halvings: int | None = setting(None, least=0, most=12)
-    """H: 2^(H+1) - 1 blocks, the shortest for steps of 2^-H; until that is the length of each of `model.steps` if not
-    given."""
+    kind: Literal["levels"] = dataclasses.field(default="levels", kw_only=True)
+    levels: tuple[int, ...] = setting((), least=1, most=MOST_STEPS)
+    """Numbers of steps that have a table; 1, 2, 4, ... up to at least `model.steps` if empty, so that each of
+    `model.spacing: dyadic` has a block of its own."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the blocks; `None` for a model without."""
 
-    def halved(self, steps: int) -> int:
-        """`halvings`, or its default at this many steps if not given."""
-        return (steps - 1).bit_length() if self.halvings is None else self.halvings
+    def of(self, steps: int) -> tuple[int, ...]:
+        """Levels of a model of this many steps, in increasing order."""
+        return tuple(sorted(self.levels)) or tuple(1 << halvings for halvings in range((steps - 1).bit_length() + 1))
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ class DropoutConfig:
     residual: float = setting(0.0, fraction=True)
 
 
-WeightsConfig = TimeConfig | KnotsConfig | DyadicConfig | LayerConfig | LayerDropConfig | SharedConfig | OwnConfig
+WeightsConfig = TimeConfig | KnotsConfig | LevelsConfig | LayerConfig | LayerDropConfig | SharedConfig | OwnConfig
 FieldConfig = GPTConfig | LlamaConfig | OwnConfig
 SchemeSection = SchemeConfig | ReversibleConfig | OwnConfig
 GradientSection = GradientConfig | RecursiveConfig

@@ -1,7 +1,7 @@
 """A small model in the form that a page can hold: its arrays, and what a browser needs to know to run them.
 
 Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how to compute c. For `time` weights c is
-`(1, h(t))` and B is `(C, P)`; for `knots` c is the cardinal basis; tables and blocks of dyadic steps take one row;
+`(1, h(t))` and B is `(C, P)`; for `knots` c is the cardinal basis; tables take one row, and levels mix two tables;
 `shared` has only one. The page itself adds what depends on the length of a step: low-rank corrections, norms and gains,
 the final norm.
 """
@@ -24,10 +24,10 @@ from diffeqformer.ode.grid import Nodes
 from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
 from diffeqformer.ode.weights import (
-    DyadicWeights,
     KnotWeights,
     LayerDropWeights,
     LayerWeights,
+    LevelWeights,
     SharedWeights,
     TimeWeights,
     WeightSource,
@@ -171,8 +171,8 @@ def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Docume
         rows = weights.layers
     elif isinstance(weights, LayerDropWeights):
         rows, about = weights.layers, {"kind": "layer", "kept": _kept(weights, model)}
-    elif isinstance(weights, DyadicWeights):
-        rows, about = weights.blocks, {"kind": "dyadic", "halvings": weights.halvings}
+    elif isinstance(weights, LevelWeights):
+        rows, about = weights.blocks, {"kind": "levels", "levels": weights.levels}
     elif isinstance(weights, SharedWeights):
         rows, about = weights.row, {"kind": "shared"}
     else:

@@ -9,10 +9,10 @@ import jax
 from jaxtyping import Array, Key
 
 from diffeqformer.config import (
-    DyadicConfig,
     KnotsConfig,
     LayerConfig,
     LayerDropConfig,
+    LevelsConfig,
     LoRAConfig,
     ModelConfig,
     OwnConfig,
@@ -22,25 +22,29 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.lora import attach
-from diffeqformer.ode.weights import AdaptableWeights, DyadicWeights
-from diffeqformer.ode.weights.dyadic import freed
+from diffeqformer.ode.weights import AdaptableWeights, LevelWeights
+from diffeqformer.ode.weights.levels import freed
 from diffeqformer.sharding import by_path
 
-Become = Literal["layer", "dyadic", "same"]
-"""What the weights become: a table of layers (paper section 6.2), one block per dyadic step, or the same as before."""
+Become = Literal["layer", "levels", "same"]
+"""What the weights become: a table of layers (paper section 6.2), a table for each of several numbers of
+steps, or the same as before."""
 
 
-def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoRAConfig | None) -> ModelConfig:
+def adapted_config(
+    config: ModelConfig, steps: int, *, become: Become, lora: LoRAConfig | None, levels: tuple[int, ...] = ()
+) -> ModelConfig:
     """Return the config for fine-tuning a trained model of `config` at `steps` steps.
 
     **Arguments:** `config`, the trained model's; `steps`, the new depth; `become`, what the weights become; `lora`, the
-    adapters, if any.
+    adapters, if any; `levels`, the numbers of steps that get a table of their own if weights become `levels`, or
+    none for 1, 2, 4, ...
 
     **Raises:** `BadInput` if the trained model cannot run at `steps`, has no functions of depth to keep, or has
     functions of depth that cannot take adapters.
     """
-    if become == "dyadic":
-        return _dyadic_config(config, steps, lora)
+    if become == "levels":
+        return _freed_config(config, steps, lora, levels)
     if become == "same":
         own = config.weights
         if isinstance(own, LayerConfig):
@@ -52,12 +56,12 @@ def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoR
         if isinstance(own, KnotsConfig):
             halvings = own.halved(config.steps) if own.rank else None
             own = dataclasses.replace(own, knots=own.knots or config.steps, halvings=halvings, lora=lora)
-        elif isinstance(own, DyadicConfig):
-            own = dataclasses.replace(own, halvings=own.halved(config.steps), lora=lora)
+        elif isinstance(own, LevelsConfig):
+            own = dataclasses.replace(own, levels=own.of(config.steps), lora=lora)
         elif lora:
             raise BadInput(
-                "low-rank adapters of functions of depth are beside knots or dyadic blocks, but this model has weights "
-                f"of kind {own.kind!r}; leave the rank out, or use method 'lora', which populates the model."
+                "low-rank adapters of functions of depth are beside knots or blocks of levels, but this model has "
+                f"weights of kind {own.kind!r}; leave the rank out, or use method 'lora', which populates the model."
             )
         if isinstance(own, LayerDropConfig):
             own = dataclasses.replace(own, layers=own.layers or config.steps)
@@ -71,17 +75,17 @@ def adapted_config(config: ModelConfig, steps: int, *, become: Become, lora: LoR
     return dataclasses.replace(populated.config, weights=section)
 
 
-def _dyadic_config(config: ModelConfig, steps: int, lora: LoRAConfig | None) -> ModelConfig:
-    """Return the config with one block per dyadic step, down to the first length `1/2^h` with `2^h >= steps`."""
-    if isinstance(config.weights, LayerConfig | LayerDropConfig | DyadicConfig):
+def _freed_config(config: ModelConfig, steps: int, lora: LoRAConfig | None, levels: tuple[int, ...]) -> ModelConfig:
+    """Return the config with a table for each level."""
+    if isinstance(config.weights, LayerConfig | LayerDropConfig | LevelsConfig):
         raise BadInput(
-            "method 'dyadic' gives steps that share weights blocks of their own, but this model has weights of kind "
+            "method 'levels' gives steps that share weights blocks of their own, but this model has weights of kind "
             f"{config.weights.kind!r}, which share none."
         )
     if config.first_step is not None or config.edges or config.tolerance:
-        raise BadInput("method 'dyadic' makes steps of 1, 1/2, 1/4, ... of depth, but this model has steps of its own.")
-    section = DyadicConfig((steps - 1).bit_length(), lora)
-    same = dataclasses.replace(config, weights=section, modulation=None, spacing="dyadic")
+        raise BadInput("method 'levels' makes equal or dyadic steps, but this model has steps of its own.")
+    section = LevelsConfig(LevelsConfig(levels).of(steps), lora)
+    same = dataclasses.replace(config, weights=section, modulation=None)
     return same if steps == config.steps else with_steps(same, steps)
 
 
@@ -95,11 +99,10 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
     """
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
-    elif isinstance(config.weights, KnotsConfig | DyadicConfig):
+    elif isinstance(config.weights, KnotsConfig | LevelsConfig):
         model = model.merge()
-    if isinstance(config.weights, DyadicConfig) and not isinstance(model.weights, DyadicWeights):
-        own = freed(model.weights, config.weights.halved(config.steps), model.scheme.nodes)
-        model = model.replace(weights=own)
+    if isinstance(config.weights, LevelsConfig) and not isinstance(model.weights, LevelWeights):
+        model = model.replace(weights=freed(model.weights, config.weights.of(config.steps), model.scheme.nodes))
     if config.lora:
         assert isinstance(model.weights, AdaptableWeights)
         model = model.replace(weights=model.weights.changed(partial(attach, lora=config.lora, key=key)))

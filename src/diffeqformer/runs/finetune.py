@@ -38,10 +38,10 @@ ROLES: dict[Method, tuple[Role, ...]] = {
     "lora": ("adapter",),
     "full": ("matrix", "bias", "norm"),
     "continuous": ("time", "matrix", "bias", "norm"),
-    "dyadic": ("matrix", "bias", "norm"),
+    "levels": ("matrix", "bias", "norm"),
 }
 """Roles that each method trains, besides embeddings; with adapters, only the adapters."""
-BECOME: dict[Method, Become] = {"lora": "layer", "full": "layer", "continuous": "same", "dyadic": "dyadic"}
+BECOME: dict[Method, Become] = {"lora": "layer", "full": "layer", "continuous": "same", "levels": "levels"}
 RANK = 8
 UPDATES, EVALUATE_EVERY = 500, 50
 ADAPTER_RATE, HIGHEST_ADAPTER_RATE = 10.0, 1e-2
@@ -88,7 +88,8 @@ def finetune_config(
 
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters of the weights, or all weights.
     `continuous` keeps the weights as functions of depth and trains these, or with `lora` adapters of their knots, at
-    the depths of `depth`. `dyadic` does the same, but first gives each dyadic step a block of its own.
+    the depths of `depth`. `levels` does the same, but first gives a table of its own to each depth that every update
+    trains at (`depth.always`), or to 1, 2, 4, ... steps if there is none or steps are dyadic.
 
     **Arguments:** `base`, the trained run; `folder` of the new run; `steps`, the new depth, by default the trained one;
     `lora`, by default of rank `RANK` with that method; `train_embeddings`, which the paper does with LoRA too;
@@ -120,14 +121,16 @@ def finetune_config(
             f"optimizer.train_roles is {', '.join(asked) or 'empty'}, but what a fine-tuned run trains is decided by "
             f"--method and --train-embeddings: {', '.join(trained)}."
         )
-    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora)
+    depth = usual_depth(base.config, method) if depth is None else depth
+    levels = () if model.spacing == "dyadic" else depth.always
+    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora, levels=levels)
     # What cannot be made from this base is refused here, not when training begins.
     eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(
         run=folder,
         base=BaseConfig(str(base.folder), checkpoint, base.step, method, system, base.from_imported),
         model=adapted,
-        depth=usual_depth(base.config, method) if depth is None else depth,
+        depth=depth,
         data=replace(data or base.config.data, tokenizer=str(path_of(folder) / TOKENIZER)),
         optimizer=replace(optimizer or usual_optimizer, train_roles=trained),
         trainer=trainer or usual_trainer,

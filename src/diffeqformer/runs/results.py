@@ -24,7 +24,7 @@ from diffeqformer.training.optimizer import split_trained
 WEIGHTS = {
     "time": "smooth functions of depth, given by a network for each matrix",
     "time-shared-mlp": "smooth functions of depth, given by one network for all matrices",
-    "dyadic": "a block for each step of 1, 1/2, 1/4, ... of depth",
+    "levels": "a table of layers for each of several numbers of steps",
     "knots": "interpolated between knots in depth",
     "box": "piecewise constant in depth",
     "shared": "the same at every depth",
@@ -183,7 +183,7 @@ def _key_and_name(config: Config) -> tuple[str, str]:
         "lora": f"LoRA of rank {m.lora.rank if m.lora else 0}",
         "full": "full fine-tuning",
         "continuous": "fine-tuned, continuous",
-        "dyadic": "a block for each dyadic step",
+        "levels": "a table for each level",
     }
     return f"{method}-{m.steps}", f"{config.base.system} → {m.steps}, {what[method]}"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from diffeqformer.evaluation.perplexity import Evaluation
     from diffeqformer.runs.opening import Run
 
-METHODS = {"lora": "LoRA", "full": "full", "continuous": "continuous", "dyadic": "dyadic"}
+METHODS = {"lora": "LoRA", "full": "full", "continuous": "continuous", "levels": "levels"}
 EARLY = (
     "With early exit, a token stops at the step that moves its prediction by less than a threshold: the prediction "
     "after a step is the end of the straight line through it, after the final norm. The token then continues along "

@@ -1,18 +1,18 @@
 """Weight sources, which give a block's weights as functions of depth."""
 
-from diffeqformer.ode.weights.dyadic import DyadicWeights
 from diffeqformer.ode.weights.knots import KnotWeights
 from diffeqformer.ode.weights.layer import LayerWeights, populated
 from diffeqformer.ode.weights.layer_drop import LayerDropWeights
+from diffeqformer.ode.weights.levels import LevelWeights
 from diffeqformer.ode.weights.modulated import ModulatedWeights
 from diffeqformer.ode.weights.shared import SharedWeights
 from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.ode.weights.time import TimeWeights
 
-AdaptableWeights = DyadicWeights | KnotWeights | LayerWeights
+AdaptableWeights = KnotWeights | LayerWeights | LevelWeights
 """Sources that can have low-rank adapters."""
 
 __all__ = [
-    "AdaptableWeights", "DyadicWeights", "KnotWeights", "LayerDropWeights", "LayerWeights", "ModulatedWeights",
+    "AdaptableWeights", "KnotWeights", "LayerDropWeights", "LayerWeights", "LevelWeights", "ModulatedWeights",
     "SharedWeights", "TimeWeights", "WeightSource", "populated",
 ]  # fmt: skip

@@ -65,10 +65,16 @@ def mean_basis(
 ) -> Float[Array, "step knot"]:
     """Average `B_k` over each step, or evaluate it where a step has length 0; the rows sum to one.
 
+    **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
+    """
+    return jnp.asarray(step_means(edges, knots, basis, place), dtype)
+
+
+def step_means(edges: Times, knots: int, basis: str = "hat", place: str = "middle") -> Times:
+    """Compute `mean_basis` in the widest precision: in NumPy for known edges.
+
     Between edges, knots and the middles between knots, all `B_k` are at most cubic polynomials, which two-point
     Gauss-Legendre quadrature integrates exactly.
-
-    **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); the others as for `cardinal_basis`.
     """
     xp, t = widest(edges)
     # Multiples of 1 / 2K: all knots, at either place, and the middles between them, where boxes jump.
@@ -81,7 +87,7 @@ def mean_basis(
     # No matrix product if traced: on GPUs it would be in TensorFloat-32.
     sums = within.astype(t.dtype) @ pieces if xp is np else xp.where(within[..., None], pieces, 0).sum(1)
     mean = sums / xp.where(length > 0, length, 1)
-    return jnp.asarray(xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place)), dtype)
+    return xp.where(length > 0, mean, _values(xp, t[:-1], knots, basis, place))
 
 
 def _values(xp: ModuleType, t: Times, knots: int, basis: str, place: str) -> Times:

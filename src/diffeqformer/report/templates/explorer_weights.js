@@ -32,30 +32,38 @@ const weightsOf = (run, arrays) => {
       + (bends.length ? ((a ** 3 - a) * bends[left][k] + (b ** 3 - b) * bends[right][k]) / 6 : 0));
   };
   // The mean over a step, by Gauss and Legendre's rule of two points, exact between edges and halves of knots.
-  const mean = ({ t, node, length }) => {
+  const mean = ({ t, node, length }, about) => {
     const [from, to] = [t - node * length, t + (1 - node) * length];
-    const breaks = Array.from({ length: 2 * weights.knots - 1 }, (_, k) => (k + 1) / (2 * weights.knots));
+    const breaks = Array.from({ length: 2 * about.knots - 1 }, (_, k) => (k + 1) / (2 * about.knots));
     const ends = [from, ...breaks.filter((at) => from < at && at < to), to];
-    const sum = new Array(weights.knots).fill(0);
+    const sum = new Array(about.knots).fill(0);
     ends.slice(1).forEach((end, i) => [-1, 1].forEach((side) => {
       const half = (end - ends[i]) / 2;
       const at = ends[i] + half + (side * half) / Math.sqrt(3);
-      basis(at, weights).forEach((value, k) => { sum[k] += (value * half) / length; });
+      basis(at, about).forEach((value, k) => { sum[k] += (value * half) / length; });
     }));
     return sum;
   };
   const coefficients = (unit, when) => {
     const { t, index, node } = when;
     if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
-    if (weights.kind === "knots") return weights.average && when.length ? mean(when) : basis(t, weights);
+    if (weights.kind === "knots") return weights.average && when.length ? mean(when, weights) : basis(t, weights);
     if (weights.kind === "shared") return [1];
-    const row = weights.kind === "dyadic" ? blockOf(when) : weights.kept ? layerOf(when) : rowOf(unit, when);
+    if (weights.kind === "levels") return mixture(when);
+    const row = weights.kept ? layerOf(when) : rowOf(unit, when);
     return Array.from({ length: row + 1 }, (_, k) => Number(k === row));
   };
-  const blockOf = ({ t, length, node }) => {
-    const level = length ? Math.min(Math.max(Math.round(-Math.log2(length)), 0), weights.halvings) : weights.halvings;
-    const [parts, middle] = [2 ** level, length ? t + (0.5 - node) * length : t + 1e-9];
-    return parts - 1 + Math.min(Math.floor(middle * parts), parts - 1);
+  // Of each table its share by the length of the step, and its mean over the step; between steps, the longest table.
+  const mixture = (when) => {
+    const logs = weights.levels.map(Math.log);
+    const at = when.length ? Math.min(Math.max(-Math.log(when.length), logs[0]), logs.at(-1)) : logs.at(-1);
+    return weights.levels.flatMap((knots, j) => {
+      const beside = at < logs[j] ? logs[j - 1] : logs[j + 1] ?? Infinity;
+      const share = Math.max(0, 1 - Math.round(1e9 * Math.abs((at - logs[j]) / (beside - logs[j]))) / 1e9);
+      if (!share) return new Array(knots).fill(0);
+      const about = { knots, place: 0.5, bends: [], box: true };
+      return (when.length ? mean(when, about) : basis(when.t + 1e-9, about)).map((value) => share * value);
+    });
   };
   const layerOf = ({ t, index, steps }) => {
     const layers = weights.kept.length;
@@ -111,7 +119,7 @@ const weightsOf = (run, arrays) => {
   const kept = new Map();
   const unit = (name, when) => {
     const { t, length, index, node, steps } = when;
-    const key = `${name} ${t} ${length} ${["layer", "dyadic"].includes(weights.kind) || weights.average ? `${index} ${node} ${steps}` : ""}`;
+    const key = `${name} ${t} ${length} ${["layer", "levels"].includes(weights.kind) || weights.average ? `${index} ${node} ${steps}` : ""}`;
     if (!kept.has(key)) {
       if (kept.size > 400) kept.clear();
       const c = coefficients(name, when);

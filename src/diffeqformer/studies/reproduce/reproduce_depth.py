@@ -197,8 +197,8 @@ def freed_config(sharing: Config, folder: str, updates: int) -> Config:
     from diffeqformer.model.adapt import adapted_config
     from diffeqformer.runs.results import name_of_run
 
-    model = adapted_config(sharing.model, sharing.model.steps, become="dyadic", lora=None)
-    base = BaseConfig(sharing.run, method="dyadic", system=name_of_run(sharing), imported=False)
+    model = adapted_config(sharing.model, sharing.model.steps, become="levels", lora=None)
+    base = BaseConfig(sharing.run, method="levels", system=name_of_run(sharing), imported=False)
     own = {"run": folder, "optimizer.schedule": "cosine", "optimizer.warmup_fraction": FREED_WARMUP}
     return with_values(with_length(replace(sharing, model=model, base=base), updates, sharing.trainer.seed), own)
 
