@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.cli import main
-from diffeqformer.config import DyadicConfig, to_dict, validate
+from diffeqformer.config import LevelsConfig, to_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.studies.reproduce import reproduce_depth
@@ -96,13 +96,31 @@ def test_a_gain_within_the_spread_of_seeds_does_not_hold():
     assert verdicts(noisy)[DEEPER] == "fails"
 
 
-def test_depths_are_compared_within_each_seed_where_a_reading_is_not_finite():
-    seeds = ((3.0, math.nan), (2.0, 1.9), (2.1, 2.0))
-    found = [record("elastic", n, loss, seed) for seed, pair in enumerate(seeds) for n, loss in
-             zip((4, 16), pair, strict=True)]  # fmt: skip
+def test_depths_are_compared_within_each_seed():
+    read = {(0, 4): 3.0, (1, 4): 2.0, (1, 16): 1.9, (2, 4): 2.1, (2, 16): 2.0}
+    found = [record("elastic", steps, loss, seed) for (seed, steps), loss in read.items()]
     (row,) = [row for row in judgement(found).rows if row[0] == DEEPER]
     assert row[1:] == ("−9.5 % ± 0.0", "holds")
-    assert DEEPER not in verdicts(found[:2])  # no seed has both
+    assert DEEPER not in verdicts(found[:1])  # no seed has both
+
+
+@pytest.mark.parametrize(("steps", "mark"), [(16, DEEPER), (4, DEEPER), (4, NEAR), (16, RISES)])
+def test_no_mark_holds_where_one_seed_is_not_finite(steps, mark):
+    found = [
+        r | {"loss": math.nan} if (r["kind"], r["steps"], r["seed"]) == ("elastic", steps, 1) else r for r in records()
+    ]
+    (row,) = [row for row in judgement(found).rows if row[0] == mark]
+    assert row[2] == "fails" and "not finite" in row[1]
+    assert f"not finite at {steps}" in caption_of(found)
+    losses = next(table for table in result_of(found).tables if table.caption.startswith("Loss"))
+    assert next(row for row in losses.rows if row[0] == str(steps))[1] == "not finite"
+
+
+def test_a_diverged_reference_is_no_reference():
+    found = [*records(), record("gpt", 16, math.inf)]
+    assert (
+        verdicts(found)[NEAR] == "holds" and "16" not in next(row for row in judgement(found).rows if row[0] == NEAR)[1]
+    )
 
 
 def test_models_are_the_shipped_configs_on_the_same_batches(tmp_path):
@@ -131,9 +149,13 @@ def test_every_kind_is_a_shipped_config_for_text(kind, tmp_path):
 
 def test_blocks_are_freed_after_a_third_of_the_updates(tmp_path):
     (sharing, before), (freed, role) = runs_of(Arguments(task="text", models=("freed",), updates=9000), 3, tmp_path)
-    assert freed.base.run == sharing.run != freed.run and freed.base.method == "dyadic"
+    assert freed.base.run == sharing.run != freed.run and freed.base.method == "levels"
     assert (sharing.trainer.updates, freed.trainer.updates, role["updates"]) == (3000, 6000, 9000)
-    assert freed.model.weights == DyadicConfig(4) and freed.depth == sharing.depth and freed.trainer.seed == 3
+    assert (
+        freed.model.weights == LevelsConfig((1, 2, 4, 8, 16))
+        and freed.depth == sharing.depth
+        and freed.trainer.seed == 3
+    )
     assert (sharing.optimizer.schedule.kind, freed.optimizer.schedule.kind) == ("constant", "cosine")
     assert role["compute"] == before["compute"] + compute_of(freed)
 

@@ -14,7 +14,7 @@ from diffeqformer.plain import Values
 from diffeqformer.report.figures import WIDE, color, drawing, is_narrow, legend, look, steps_axis
 from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import finite, join, number, percent, signed, with_spread
+from diffeqformer.report.text import MISSING, finite, join, number, percent, signed, with_spread
 from diffeqformer.studies.reproduce.experiments import Rates, rates_table
 from diffeqformer.studies.reproduce.reproduce_depth import ALONE, SAME_COMPUTE, SHARING
 from diffeqformer.studies.study import Result
@@ -81,7 +81,9 @@ def caption_of(records: Sequence[Record]) -> str:
     said += " Hollow marks: a separate model for each depth." if any(r["kind"] in ALONE for r in records) else ""
     said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
     top = _frame(records)[1]
-    beyond = {kind: [f"{y:.2f} at {n}" for n, y in means(records, kind).items() if y > top] for kind in kinds(records)}
+    beyond = {
+        kind: [f"{number(y, 2)} at {n}" for n, y in means(records, kind).items() if y > top] for kind in kinds(records)
+    }
     above = "; ".join(f"{NAMES[kind]}, {join(read)}" for kind, read in beyond.items() if read)
     return said + (f" Above the frame: {above}." if above else "")
 
@@ -89,7 +91,7 @@ def caption_of(records: Sequence[Record]) -> str:
 def _frame(records: Sequence[Record]) -> tuple[float, float]:
     """Return the range of losses to draw: a reading far from the trained depths would hide the rest."""
     best = min(min(means(records, kind).values(), default=math.inf) for kind in kinds(records))
-    seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1]
+    seen = [y for kind in kinds(records) for steps, y in means(records, kind).items() if steps > 1 and finite(y)]
     top = min(max(seen, default=1.0), best + 1.5) * 1.02
     return best - 0.05 * (top - best), top
 
@@ -115,8 +117,10 @@ def values(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int
 
 
 def means(records: Sequence[Record], kind: str, what: str = "loss") -> dict[int, float]:
-    """Return means over seeds by number of steps."""
-    return {steps: statistics.fmean(of) for steps, of in values(records, kind, what).items()}
+    """Return means over seeds by number of steps; that of losses is infinite where one is not finite."""
+    found = {steps: statistics.fmean(of) for steps, of in values(records, kind, what).items()}
+    lost = {r["steps"]: math.inf for r in records if r["kind"] == kind and what == "loss" and not finite(r["loss"])}
+    return dict(sorted((found | lost).items()))
 
 
 def kinds(records: Sequence[Record]) -> list[str]:
@@ -131,7 +135,7 @@ def by_steps(records: Sequence[Record], what: str, *, width: float = WIDE) -> Dr
         for index, kind in enumerate(kinds(records)):
             found = values(records, kind, what)
             own = _look(index, kind)
-            axis.plot(list(found), [statistics.fmean(of) for of in found.values()], **own)
+            axis.plot(*zip(*means(records, kind, what).items(), strict=True), **own)
             for steps, of in found.items():
                 if len(of) > 1:
                     axis.plot([steps] * len(of), of, linestyle="None", marker=".", color=color(index), alpha=0.5)
@@ -174,20 +178,21 @@ def _of_one_depth(
     records: Sequence[Record], depths: Iterable[int], what: str, best: Callable[[Iterable[float]], float]
 ) -> dict[int, float]:
     """Return the value of the best model of one depth, at those of `depths` where there is one."""
-    alone = [means(records, kind, what) for kind in ALONE]
+    alone = [{n: y for n, y in means(records, kind, what).items() if finite(y)} for kind in ALONE]
     return {n: best(of[n] for of in alone if n in of) for n in depths if any(n in of for of in alone)}
 
 
 def _deeper(records: Sequence[Record]) -> Iterator[Row]:
-    elastic = [r for r in records if r["kind"] == "elastic" and finite(r["loss"])]
+    elastic = [r for r in records if r["kind"] == "elastic"]
     deep, shallow = ({r["seed"]: r["loss"] for r in elastic if r["steps"] == steps} for steps in (DEEP, SHALLOW))
+    mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
     gains = [deep[seed] - shallow[seed] for seed in deep if seed in shallow]
-    if not gains:
+    if not gains or not all(map(finite, gains)):
+        yield from [_row(mark, "not finite with each seed", False)] if gains else ()
         return
     gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
     # False if the mean misses the mark; else, with one seed, None: there is no deviation to compare with.
     holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
-    mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
     yield _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
 
 
@@ -237,7 +242,7 @@ def _row(mark: str, found: str, holds: bool | None) -> Row:
 
 def _percent(nats: float) -> str:
     """Format a difference of losses as a change of perplexity."""
-    return f"{signed(100 * math.expm1(nats), 1)} %"
+    return f"{signed(100 * math.expm1(nats), 1)} %" if finite(nats) else number(nats)
 
 
 def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:
@@ -308,12 +313,11 @@ def _verdicts(rows: Sequence[Sequence[Any]]) -> str:
 def _table(caption: str, records: Sequence[Record], what: str) -> Table:
     """Build a table with a row per number of steps, a column per kind; means and standard deviations over seeds."""
     columns = kinds(records)
-    found = {kind: values(records, kind, what) for kind in columns}
     write = lambda value: number(value, 1 if what == "reach" else 3)
-    rows = [
-        (str(steps), *(with_spread(found[kind].get(steps, []), write) for kind in columns))
-        for steps in sorted({r["steps"] for r in records})
-    ]
+    spread = lambda kind: {n: with_spread(of, write) for n, of in values(records, kind, what).items()}
+    lost = lambda kind: {n: write(mean) for n, mean in means(records, kind, what).items() if not finite(mean)}
+    cells = {kind: spread(kind) | lost(kind) for kind in columns}
+    rows = [(str(n), *(cells[kind].get(n, MISSING) for kind in columns)) for n in sorted({r["steps"] for r in records})]
     return Table(caption, ("steps", *(NAMES[kind] for kind in columns)), tuple(rows))
 
 
