@@ -236,6 +236,15 @@ def test_operations_are_those_of_all_depths_that_a_run_is_trained_at():
     np.testing.assert_allclose(mean_operations(by_rows), [3 * at(4)[0] + at(2)[0], at(4)[1] + at(2)[1]], rtol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "weights", [LayerDropConfig(nested=True, order=(2, 0, 1)), LayerDropConfig(nested=True, landings=2)]
+)
+def test_operations_at_fewer_steps_are_counted_where_steps_give_the_number_of_layers(weights):
+    asked = changed(config(sample=(1, 2, 3)), model=replace(MODEL, weights=weights, scheme="residual"))
+    named = changed(asked, model=replace(asked.model, weights=replace(weights, layers=3)))
+    assert mean_operations(asked) == mean_operations(named)
+
+
 def test_memory_is_planned_for_the_update_that_takes_the_most_steps():
     assert largest_drawn(config()) is None and largest_drawn(config(sample=(2, 9, 4))) == 9
     assert largest_drawn(config(sample=(2, 9, 4), always=(9,))) == 4  # 9 and 4 are more than 9 alone

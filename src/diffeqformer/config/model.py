@@ -157,6 +157,12 @@ class ModelConfig(Choosing):
 
 
 def with_steps(config: ModelConfig, steps: int) -> ModelConfig:
-    """Return the config of the model at another number of steps over the same interval of depth."""
+    """Return the config of the model at another number of steps over the same interval of depth.
+
+    Layers that are left out at fewer steps stay as many as they are.
+    """
     horizon = config.interval if config.horizon == "steps" and steps != config.steps else config.horizon
-    return dataclasses.replace(config, steps=steps, horizon=horizon, edges=())
+    weights = config.weights
+    if isinstance(weights, LayerDropConfig):
+        weights = dataclasses.replace(weights, layers=weights.layers or config.steps)
+    return dataclasses.replace(config, weights=weights, steps=steps, horizon=horizon, edges=())
