@@ -12,7 +12,7 @@ import pytest
 from diffeqformer.config import ModelConfig, ReversibleConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
-from diffeqformer.ode.schemes import SCHEMES
+from diffeqformer.ode.schemes import SCHEMES, SplitField
 from diffeqformer.ode.solvers import SchemeSolver
 from tests.models import TINY, model_of, of_dtype, tokens
 
@@ -61,6 +61,21 @@ UNEQUAL = [pytest.param(one, marks=pytest.mark.slow) for one in ("euler", "lie-t
 def test_schemes_converge_at_their_order_over_unequal_steps(scheme):
     config = dataclasses.replace(SMOOTH, scheme=scheme)
     assert order_of(config, 16, stretch=1.3) == pytest.approx(ORDERS[scheme], abs=0.2)
+
+
+def test_leapfrog_is_of_order_1_over_steps_of_alternating_lengths():
+    scheme = SCHEMES["diffrax:LeapfrogMidpoint"]
+
+    def error(pairs: int) -> float:
+        """The error at 1 of `dx/dt = cos t` over steps of 1/2 and 3/2 of the mean length, in turns."""
+        lengths = np.tile([0.25, 0.75], pairs) / pairs
+        carry = scheme.start(jnp.zeros(()))
+        for t, dt in zip(np.cumsum(lengths) - lengths, lengths, strict=True):
+            half = lambda x, t=t: jnp.asarray(np.cos(t) / 2, x.dtype)
+            carry = scheme.step(SplitField([half], [half]), carry, dt)
+        return abs(float(scheme.state(carry)) - np.sin(1))
+
+    assert np.log2(error(16) / error(32)) == pytest.approx(1, abs=0.1)
 
 
 def test_gradients_over_unequal_steps_are_those_of_plain_backpropagation():

@@ -11,7 +11,12 @@ from diffeqformer.ode.schemes.scheme import Evaluations, Length, SplitField, Sta
 
 @dataclass(frozen=True)
 class LeapfrogMidpoint:
-    """`x_{n+1} = x_{n-1} + 2 dt F(t_n, x_n)`, with Euler's first step: Diffrax's solver of that name."""
+    """`x_{n+1} = x_{n-1} + 2 dt F(t_n, x_n)`, with Euler's first step: Diffrax's solver of that name.
+
+    Its order is 2 over steps that are equal or change slowly. Where lengths of neighbours differ, as with
+    `depth.jitter`, two steps make an error of `(dt^2 - dt'^2) / 2` times the second derivative: over alternating
+    lengths the order is 1.
+    """
 
     nodes: Nodes = Nodes.same(0.0)
     order: int = 2
