@@ -1,10 +1,11 @@
-"""Temporary files have a folder, also where the usual ones cannot be written."""
+"""Temporary files have a folder, also where the usual ones cannot be written; an output must not lie anywhere."""
 
 import os
 import tempfile
 
 import pytest
 
+from diffeqformer.errors import BadInput
 from diffeqformer.store import paths
 
 
@@ -28,3 +29,9 @@ def test_without_memory_either_nothing_is_changed(tmp_path, monkeypatch):
     paths.have_temporary_folder()
     with pytest.raises(FileNotFoundError):
         tempfile.gettempdir()
+
+
+def test_a_link_to_nothing_is_no_place_for_an_output(tmp_path):
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(BadInput, match=r"run folder '.*link' cannot be written: it is a link to 'nowhere', which does"):
+        paths.require_writable(tmp_path / "link", "run folder")

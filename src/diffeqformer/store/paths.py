@@ -44,12 +44,15 @@ def require_writable(path: Path, what: str) -> None:
 
     **Arguments:** `what` it is, for messages, such as `run folder`.
 
-    **Raises:** `BadInput` if one of its parents is a file, or its folder or disk cannot be written.
+    **Raises:** `BadInput` if one of its parents is a file, it is a link to nothing, or its folder or disk cannot be
+    written.
     """
     there = next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
     why = None
     if there != path.absolute() and not there.is_dir():
         why = f"{str(there)!r} is not a folder"
+    elif not there.exists():
+        why = f"it is a link to {os.readlink(there)!r}, which does not exist"
     elif not os.access(there, os.W_OK):
         # `access` gives no reason.
         why = os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
