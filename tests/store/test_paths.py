@@ -35,3 +35,17 @@ def test_a_link_to_nothing_is_no_place_for_an_output(tmp_path):
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(BadInput, match=r"run folder '.*link' cannot be written: it is a link to 'nowhere', which does"):
         paths.require_writable(tmp_path / "link", "run folder")
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "checkpoints/9", "checkpoints/6/model/new", "link/9"])
+def test_nothing_is_written_among_the_checkpoints_of_a_run(tmp_path, place):
+    (tmp_path / "run/checkpoints/6").mkdir(parents=True)
+    (tmp_path / "run/checkpoints/6/manifest.json").touch()
+    (tmp_path / "run/link").symlink_to("checkpoints")
+    with pytest.raises(BadInput, match=r"--to '.*' cannot be written: the checkpoints of run '.*run' are there"):
+        paths.require_writable(tmp_path / "run" / place, "--to")
+
+
+def test_a_folder_of_that_name_without_any_is_like_any_other(tmp_path):
+    (tmp_path / "checkpoints/mine").mkdir(parents=True)
+    paths.require_writable(tmp_path / "checkpoints/mine/new", "--to")

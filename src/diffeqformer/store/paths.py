@@ -44,8 +44,8 @@ def require_writable(path: Path, what: str) -> None:
 
     **Arguments:** `what` it is, for messages, such as `run folder`.
 
-    **Raises:** `BadInput` if one of its parents is a file, it is a link to nothing, or its folder or disk cannot be
-    written.
+    **Raises:** `BadInput` if one of its parents is a file, it is a link to nothing, it would lie among the checkpoints
+    of a run, or its folder or disk cannot be written.
     """
     there = next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
     why = None
@@ -53,8 +53,16 @@ def require_writable(path: Path, what: str) -> None:
         why = f"{str(there)!r} is not a folder"
     elif not there.exists():
         why = f"it is a link to {os.readlink(there)!r}, which does not exist"
+    elif run := _whose_checkpoints(path):
+        why = f"the checkpoints of run {str(run)!r} are there, which would count as damaged"
     elif not os.access(there, os.W_OK):
         # `access` gives no reason.
         why = os.strerror(errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES)
     if why:
         raise BadInput(f"{what} {str(path)!r} cannot be written: {why}.")
+
+
+def _whose_checkpoints(path: Path) -> Path | None:
+    """Return the run among whose checkpoints a path lies, if any."""
+    places = (part for part in (path.resolve(), *path.resolve().parents) if part.name == "checkpoints")
+    return next((part.parent for part in places if any(part.glob("*/manifest.json"))), None)
