@@ -9,6 +9,7 @@ import pytest
 from diffeqformer.cli import info, main
 from diffeqformer.config import Config, DataConfig, ModelConfig, PHopConfig, TimeConfig, read_yaml, shipped_configs
 from diffeqformer.data.tokenizer import vocabulary_size
+from diffeqformer.runs import folder as run_folder
 
 THERE = "cuDNN's flash attention, if JAX finds cuDNN there and it takes heads of width {}"
 DROPS = "XLA's, since model.dropout.attention is 0.1; cuDNN's flash attention needs 0"
@@ -87,3 +88,12 @@ def test_a_share_of_operations_is_of_all_of_them():
     shares = {one["d_emb"]: one["generation_share"] for one in info._d_emb_choices(config, weights)}
     assert all(0 < share < 1 for share in shares.values())
     assert shares[5_000] > 0.5 and shares[5_000] == max(shares.values()) > min(shares.values())
+
+
+def test_a_run_whose_name_begins_with_a_dash(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "open_config", lambda folder: None)
+    (tmp_path / "-mine").mkdir()
+    (tmp_path / "-mine/config.yaml").write_text("model: {vocabulary: 300, steps: 5}\n")
+    assert main(["info", "./-mine"]) == 0
+    assert "5 steps" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,7 +41,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     words, run = positional_first(words, options_of(InfoArguments)), None
     if words and (path_of(words[0]) / "config.yaml").is_file():
         run = path_of(words[0])
-        words[0] = str(run / "config.yaml")
+        words[0] = os.path.join(words[0], "config.yaml")  # `Path` would make an option of ./-NAME
     elif words and not words[0].startswith("-"):
         find_config(words[0], "a file, a run folder")
     if run:
