@@ -2,10 +2,12 @@ import json
 import random
 import re
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from diffeqformer.data import tokenizer_files
 from diffeqformer.data.beside import special_tokens
 from diffeqformer.data.tokenizer import (
     adding_nothing,
@@ -354,6 +356,13 @@ def test_paths_that_are_no_tokenizer(tmp_path):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BadInput, match=f"^tokenizer file '{tmp_path}/tokenizer.json' cannot be read: .*\\.$"):
+        load_tokenizer(tmp_path)
+
+
+def test_memory_that_runs_out_is_not_the_files_fault(tmp_path, monkeypatch):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(tokenizer_files, "read_small", Mock(side_effect=MemoryError))
+    with pytest.raises(MemoryError):
         load_tokenizer(tmp_path)
 
 

@@ -169,6 +169,8 @@ def _reading(what: str) -> Iterator[None]:
         yield
     except BadInput as error:
         raise BadInput(f"{what} cannot be read: {error}") from None
+    except MemoryError:  # the machine's fault, not the file's
+        raise
     except Exception as error:  # the library raises bare exceptions
         raise BadInput(f"{what} cannot be read: {reason(error)}.") from error
 
