@@ -28,7 +28,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(BadInput, match="cannot be written: No space"), becoming(tmp_path / "run", "run", "importing"):
+    with pytest.raises(RunFailed, match="cannot be written: No space"), becoming(tmp_path / "run", "run", "importing"):
         pass
     assert not list(tmp_path.iterdir())
 

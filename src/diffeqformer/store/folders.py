@@ -17,7 +17,7 @@ from rich import filesize
 
 from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.store.digests import file_digest
-from diffeqformer.store.files import JSON_BYTES, hidden, remove_unlocked, sync_folder, write_whole
+from diffeqformer.store.files import JSON_BYTES, OF_DISKS, hidden, remove_unlocked, sync_folder, write_whole
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.regular import read_small
 
@@ -87,7 +87,8 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
     **Arguments:** `what` the folder is, for messages; `doing`, the ending of the temporary name; `keep_lock`, whether
     the finished folder keeps the lock file.
 
-    **Raises:** `BadInput` if it cannot be written, or another process is writing it.
+    **Raises:** `BadInput` if it cannot be written, or another process is writing it; `RunFailed` if the disk is full or
+    fails.
     """
     folder = folder.resolve()  # a folder cannot be renamed onto a link
     aside = folder.with_name(hidden(folder.name, doing))
@@ -117,9 +118,11 @@ def becoming(folder: Path, what: str, doing: str, keep_lock: bool = False) -> It
     except RunFailed as error:  # of a checkpoint in it: the user does not know the temporary name
         raise RunFailed(str(error).replace(str(aside), str(folder))) from error
     except OSError as error:
-        if error.errno == errno.ENOSPC:  # also from `folder_lock`, before the block has begun
-            shutil.rmtree(aside, ignore_errors=True)
-        raise BadInput(f"{what} {str(folder)!r} cannot be written: {reason(error)}.") from error
+        said = f"{what} {str(folder)!r} cannot be written: {reason(error)}."
+        if error.errno not in OF_DISKS:
+            raise BadInput(said) from error
+        shutil.rmtree(aside, ignore_errors=True)  # also from `folder_lock`, before the block has begun
+        raise RunFailed(said) from error
 
 
 def _as_prepared(aside: Path, folder: Path) -> None:
