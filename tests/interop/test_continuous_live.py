@@ -284,7 +284,9 @@ def test_a_basis_is_ours_wherever_a_step_may_end(basis):
     from diffeqformer.ode.grid import Grid
     from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
 
-    for knots, steps, spacing in itertools.product((1, 5, 6, 12), (*range(1, 14), 24, 100), ("equal", "dyadic")):
+    for knots, steps, spacing in itertools.product(
+        (1, 5, 6, 12), (*range(1, 14), 24, 100), ("equal", "dyadic", "thirds")
+    ):
         grid = Grid.of(steps, spacing=spacing)
         for place, node in PLACES.items():
             times, edges = (torch.from_numpy(np.array(each)) for each in (grid.times((node,)), grid.edges))

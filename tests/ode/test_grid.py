@@ -92,6 +92,18 @@ def test_dyadic_steps_are_steps_of_the_two_powers_of_two_beside_their_number():
         assert set(itertools.pairwise(grid.edges)) <= of_equal
 
 
+def test_with_thirds_steps_are_of_the_two_usual_numbers_beside_theirs():
+    assert Grid.of(5, spacing="thirds").edges.tolist() == [0, 1 / 4, 2 / 4, 4 / 6, 5 / 6, 1]
+    assert Grid.of(7, spacing="thirds").edges.tolist() == [0, 1 / 6, 2 / 6, 3 / 6, 5 / 8, 6 / 8, 7 / 8, 1]
+    usual = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+    for steps in range(1, 70):
+        grid = Grid.of(steps, spacing="thirds")
+        assert grid.steps == steps and grid.equal == (steps in usual)
+        few, many = max(n for n in usual if n <= steps), min(n for n in usual if n > steps)
+        of_equal = {edges for k in (few, many) for edges in itertools.pairwise((np.arange(k + 1) / k).tolist())}
+        assert set(itertools.pairwise(grid.edges.tolist())) <= of_equal
+
+
 @pytest.mark.parametrize(
     "asked", [4, np.int64(4), Grid(4), [0, 0.25, 0.5, 0.75, 1], np.linspace(0, 1, 5), (0.0, 0.25, 0.5, 0.75, 1.0)]
 )

@@ -14,7 +14,7 @@ from diffeqformer.config import KnotsConfig, ToleranceConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.count import parameters
-from diffeqformer.ode.grid import Grid, Nodes, dyadic_edges
+from diffeqformer.ode.grid import ODD, Grid, Nodes, mixed_edges
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
 from tests.models import TINY, logits, model_of, tokens
@@ -175,7 +175,7 @@ def test_a_normalised_embedding_has_unit_length_whatever_its_scale():
         (0, 1 / 3, 2 / 3, 1),
         (0, 0.25, 0.5, 0.75, 1),
         (0, 0.3, 0.55, 1),
-        dyadic_edges(6),
+        mixed_edges(6, ODD["dyadic"]),
         (0, 0.1, 0.25, 0.4, 0.8, 1),
         np.arange(13) / 12,
     ],

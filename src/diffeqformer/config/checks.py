@@ -273,11 +273,11 @@ def _validate_grid(m: ModelConfig) -> None:
             f"model.{name} is {value}, but model.weights.nested keeps layers by the number of steps, which must be "
             "equal."
         )
-    if m.spacing == "dyadic" and unequal:
-        raise BadInput(f"model.spacing is 'dyadic', but model.{name} is {value}: depth is divided in one way only.")
-    if m.spacing == "dyadic" and isinstance(m.weights, LayerConfig | LayerDropConfig):
+    if m.spacing != "equal" and unequal:
+        raise BadInput(f"model.spacing is {m.spacing!r}, but model.{name} is {value}: depth is divided in one way.")
+    if m.spacing != "equal" and isinstance(m.weights, LayerConfig | LayerDropConfig):
         raise BadInput(
-            f"model.spacing is 'dyadic', but model.weights is {m.weights.kind!r}: steps of several lengths need "
+            f"model.spacing is {m.spacing!r}, but model.weights is {m.weights.kind!r}: steps of several lengths need "
             "weights that are functions of depth, or shared."
         )
 

@@ -26,7 +26,7 @@ from diffeqformer.config.sections import (
 )
 from diffeqformer.config.strict import Choosing
 
-Spacing = Literal["equal", "dyadic"]
+Spacing = Literal["equal", "dyadic", "thirds"]
 """How depth is divided into a requested number of steps."""
 
 
@@ -58,8 +58,9 @@ class ModelConfig(Choosing):
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
     spacing: Spacing = "equal"
-    """Lengths of a requested number of steps: all equal, or powers of two (`ode.grid.dyadic_edges`): a checkpoint
-    trained at 2, 4, 8 and 16 steps meets no other lengths in between."""
+    """Lengths of a requested number of steps: all equal, or those of the two nearest numbers among 1, 2, 4, 8, ...
+    (`dyadic`) or 1, 2, 3, 4, 6, 8, 12, ... (`thirds`): a checkpoint trained at these meets no other lengths in between
+    (`ode.grid.mixed_edges`)."""
     edges: tuple[float, ...] = ()
     """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal,
     or follow `first_step` or `spacing`."""

@@ -120,8 +120,8 @@ class LevelsConfig(Section):
 
     kind: Literal["levels"] = dataclasses.field(default="levels", kw_only=True)
     levels: tuple[int, ...] = setting((), least=1, most=MOST_STEPS)
-    """Numbers of steps that have a table; 1, 2, 4, ... up to at least `model.steps` if empty, so that each of
-    `model.spacing: dyadic` has a block of its own."""
+    """Numbers of steps that have a table; 1, 2, 4, ... up to at least `model.steps` if empty, so that each step
+    of `model.spacing: dyadic` has a block of its own."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the blocks; `None` for a model without."""
 

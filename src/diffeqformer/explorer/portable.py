@@ -20,7 +20,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import Block, BlockWeights, TransformerField
-from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.grid import ODD, Nodes
 from diffeqformer.ode.schemes import SCHEMES, RungeKutta, Scheme
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
 from diffeqformer.ode.weights import (
@@ -116,7 +116,7 @@ def portable(run: Run) -> tuple[Document, str]:
             "rope_theta": field.rope_theta if field.rotary_width else None,
             "kvHeads": field.kv_heads, "finalEpsilon": config.final_norm_epsilon, "context": config.context,
             "embeddingNorm": config.embedding_norm, "interval": config.interval, "firstStep": config.first_step,
-            "dyadic": config.spacing == "dyadic", "edges": config.edges, "schemes": schemes, "weights": weights,
+            "odd": ODD.get(config.spacing, ()), "edges": config.edges, "schemes": schemes, "weights": weights,
             "nodes": {"drawn": drawn._asdict(), "taken": model.scheme.nodes._asdict()}, "arrays": arrays.places,
         },
         "tokenizer": _tokenizer(run),

@@ -196,7 +196,7 @@ class OwnSettings:
     final_norm_epsilon: float | None = _is("field.final_norm_epsilon", None)
     embedding_norm: bool = _is("embedding_norm", False)
     first_step: float | None = _is("first_step", None)
-    spacing: Literal["equal", "dyadic"] = _is("spacing", "equal")
+    spacing: Literal["equal", "dyadic", "thirds"] = _is("spacing", "equal")
     edges: tuple[float, ...] = _is("edges", ())
     compute_dtype: Literal["float32", "bfloat16"] = _is("compute_dtype", "float32")
     tolerance: ToleranceConfig | None = _is("tolerance", None)

@@ -31,6 +31,9 @@ Steps = Union[int, np.integer, "Grid", Float[np.ndarray | Array, "edge"], tuple[
 
 ROUNDING = 1e-6
 """Tolerance, as a fraction of a step: times nearer to an edge than this count as on it."""
+ODD = {"dyadic": (1,), "thirds": (1, 3)}
+"""For spacings of unequal steps, the odd factors of those numbers of steps that are equal: 1, 2, 4, 8, ..., or 1, 2, 3,
+4, 6, 8, 12, ..."""
 
 
 class Nodes(NamedTuple):
@@ -66,20 +69,24 @@ def rounding(times: Times, lengths: Any) -> Any:
     return xp.maximum(ROUNDING * lengths, 4 * float(jnp.finfo(times.dtype).eps))
 
 
-def dyadic_edges(steps: int) -> tuple[float, ...]:
-    """Return the times between N steps whose lengths are powers of two, long steps first.
+def mixed_edges(steps: int, odd: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the times between N steps, which are those of the two usual numbers of equal steps beside N.
 
-    Let k be the largest power of two up to N. Of k equal steps, the last N - k are halved, and 2k - N of length 1/k are
-    left. Every step is thus one of the k or of the 2k equal steps: same place, same length.
+    Let a <= N < b be neighbours among the numbers f 2^j, with f in `odd`. Their difference g divides both: of g equal
+    parts of depth, the last N - a have b/g steps, and the others a/g, one less. Every step is thus one of a or of b
+    equal steps: same place, same length. With f = 1 alone, g is a, and the last steps are halved.
 
-    **Arguments:** `steps`, N, positive.
+    **Arguments:** `steps`, N, positive; `odd`, (1,) or (1, 3).
 
-    **Returns:** N + 1 times from 0 to 1, exact in binary.
+    **Returns:** N + 1 times from 0 to 1, each the float that is nearest to it.
     """
-    coarse = 1 << (steps.bit_length() - 1)
-    whole = 2 * coarse - steps
-    halves = (step / (2 * coarse) for step in range(2 * whole, 2 * coarse + 1))
-    return (*(step / coarse for step in range(whole)), *halves)
+    usual = sorted(factor << halvings for factor in odd for halvings in range(steps.bit_length() + 1))
+    a = max(number for number in usual if number <= steps)
+    b = min(number for number in usual if number > a)
+    parts = b - a
+    counts = [a // parts + (part >= b - steps) for part in range(parts)]
+    inner = ((part * count + step) / (parts * count) for part, count in enumerate(counts) for step in range(count))
+    return (*inner, 1.0)
 
 
 def _array(asked: object) -> Times:
@@ -165,7 +172,7 @@ class Grid:
 
         **Arguments:** `asked`, as `Steps`. Used only if `asked` is a number: `first_step`, the length of the first of
         several steps as a fraction of depth, with the rest divided equally among the others; `spacing`, whether steps
-        have equal lengths, or two lengths that are powers of two.
+        have equal lengths, or are those of two usual numbers of steps, powers of two or these and their triples.
 
         **Raises:** `BadInput` if `asked` is not a positive whole number, or is edges that do not rise from 0 to 1.
         """
@@ -188,9 +195,8 @@ class Grid:
                 "`eqx.filter_jit` takes as a constant."
             )
         steps = _number(asked)
-        # If their number is a power of two, dyadic steps are equal.
-        if spacing == "dyadic" and steps & (steps - 1):
-            return Grid(steps, dyadic_edges(steps))
+        if spacing in ODD:
+            return Grid(steps, mixed_edges(steps, ODD[spacing]))
         if first_step is None or steps == 1:
             return Grid(steps)
         return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedConfig
 
+ODD = {"dyadic": (1,), "thirds": (1, 3)}  # by spacing: factors of the numbers of steps that are equal
+
 
 class OneStep(NamedTuple):
     """A scheme that carries only the state from step to step."""
@@ -151,7 +153,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         horizon: float = 1.0,  # length of the ODE's time interval, covered by depth 0 to 1
         steps: int = 6,
         first_step: float | None = None,  # as a fraction of depth; if None, all steps are equal
-        spacing: str = "equal",  # dyadic: step lengths are powers of two, the last steps half as long
+        spacing: str = "equal",  # dyadic, thirds: steps of two lengths, 1/2^j, or also 1/(3 2^j)
         edges: list[float] | None = None,  # boundaries of unequal steps from 0 to 1, used if they match steps
         reversible_base: str = "euler", reversible_coupling: float = 0.99,
         vocab_size: int = 2048, hidden_size: int = 128, intermediate_size: int = 512,
@@ -219,11 +221,14 @@ class DiffEqFormerConfig(PreTrainedConfig):
         steps, first = self.steps, self.first_step
         if self.edges and len(self.edges) == steps + 1:
             return list(self.edges)
-        if self.spacing == "dyadic":
-            coarse = 1 << (steps.bit_length() - 1)
-            whole = 2 * coarse - steps
-            halves = (step / (2 * coarse) for step in range(2 * whole, 2 * coarse + 1))
-            return [*(step / coarse for step in range(whole)), *halves]
+        if self.spacing in ODD:
+            usual = sorted(factor << halved for factor in ODD[self.spacing] for halved in range(steps.bit_length() + 1))
+            few = max(number for number in usual if number <= steps)
+            many = min(number for number in usual if number > few)
+            parts = many - few
+            counts = [few // parts + (part >= many - steps) for part in range(parts)]
+            places = ((part, count, step) for part, count in enumerate(counts) for step in range(count))
+            return [*((part * count + step) / (parts * count) for part, count, step in places), 1.0]
         if first is None or steps == 1:
             return [step / steps for step in range(steps + 1)]
         return [0.0, *(first + step * (1 - first) / (steps - 1) for step in range(steps - 1)), 1.0]

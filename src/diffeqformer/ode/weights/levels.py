@@ -9,7 +9,9 @@ functions with knots at h = 1/N_j. A reading at N_j equal steps is thus the j-th
 mixes two tables. Steps that are longer than those of the shortest table, or shorter than those of the longest, take
 means of that table alone. There are N_1 + ... + N_m blocks, those of the longest steps first.
 
-With N_j = 1, 2, 4, ..., 2^H, dyadic steps (`ode.grid.dyadic_edges`) have a block each, and nothing is mixed.
+Nothing is mixed where each step has the length of those of some table, as with `model.spacing: dyadic` and N_j = 1, 2,
+4, ..., or `thirds` and 1, 2, 3, 4, 6, ... (`ode.grid.mixed_edges`): a number of steps in between then takes some blocks
+of one table and some of the next.
 
 It is best not to start training with these weights: a model that shares weights between all lengths of steps learns
 faster. When it has learned what they have in common, `freed` gives each length its own table (docs/elastic-depth.md).

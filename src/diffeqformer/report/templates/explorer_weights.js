@@ -5,10 +5,13 @@ const weightsOf = (run, arrays) => {
 
   const edgesOf = (steps) => {
     if (steps === run.steps && model.edges.length) return model.edges;
-    if (model.dyadic) {
-      const coarse = 2 ** (31 - Math.clz32(steps));
-      const whole = 2 * coarse - steps;
-      return Array.from({ length: steps + 1 }, (_, i) => (i < whole ? i / coarse : (i + whole) / (2 * coarse)));
+    if (model.odd.length) {
+      // Steps of the two usual numbers of equal steps beside this one: of equal parts, some have one step more.
+      const usual = model.odd.flatMap((factor) => Array.from({ length: 16 }, (_, j) => factor * 2 ** j)).sort((a, b) => a - b);
+      const [few, many] = [usual.findLast((n) => n <= steps), usual.find((n) => n > steps)];
+      const parts = many - few;
+      const counts = Array.from({ length: parts }, (_, part) => few / parts + Number(part >= many - steps));
+      return [...counts.flatMap((count, part) => Array.from({ length: count }, (_, i) => (part * count + i) / (parts * count))), 1];
     }
     const first = steps > 1 ? model.firstStep ?? 1 / steps : 1;
     const rest = (i) => (model.firstStep === null ? i / steps : first + ((1 - first) * (i - 1)) / (steps - 1));
