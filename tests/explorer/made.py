@@ -23,7 +23,7 @@ KINDS = KINDS | {
         KINDS["knots, normalised"], weights=KnotsConfig(3, "box", average=True), spacing="dyadic"
     ),
     "knots, corrected": dataclasses.replace(
-        KINDS["knots, normalised"], weights=KnotsConfig(3, "box", rank=2), spacing="dyadic", final_norm_halvings=2
+        KINDS["knots, normalised"], weights=KnotsConfig(3, "box", rank=2), spacing="thirds", final_norm_halvings=2
     ),
     "knots, corrected, by two nodes": dataclasses.replace(
         KINDS["knots, normalised"],

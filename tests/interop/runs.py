@@ -47,7 +47,9 @@ CONTINUOUS: dict[str, ModelConfig] = {
     "knots, gpt": replace(
         TINY, weights=KnotsConfig(4, "cubic", "end", average=True), scheme="heun", embedding_norm=True, spacing="dyadic"
     ),
-    "knots, llama": replace(TINY, weights=KnotsConfig(2), scheme="lie-trotter-middle", field="llama", horizon=3.0),
+    "knots, llama": replace(
+        TINY, weights=KnotsConfig(2), scheme="lie-trotter-middle", field="llama", horizon=3.0, spacing="thirds"
+    ),
     "knots, llama 3 and qwen": replace(
         TINY,
         weights=KnotsConfig(3, "box", "end"),
