@@ -69,7 +69,7 @@ class Arguments:
     method: Method = "lora"
     """Populate and train low-rank adapters (lora) or all weights (full); keep the weights as functions of depth and
     train those (continuous); or give each depth of --depth.always a table of layers of its own (with dyadic steps 1, 2,
-    4, ...), of which other depths mix two, and train all of them (levels)."""
+    4, ...), of which other depths take some layers of two, and train all of them (levels)."""
     depths: Annotated[tuple[int, ...] | str, tyro.conf.arg(metavar="N")] = ()
     """Numbers of steps to draw each update's depth from, such as 4 6 9 or a range, 4-9 (methods continuous and levels),
     short for --depth.sample; those of the base run if not given."""

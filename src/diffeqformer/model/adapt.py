@@ -21,6 +21,7 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.ode.grid import ODD
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights import AdaptableWeights, LevelWeights
 from diffeqformer.ode.weights.levels import freed
@@ -76,7 +77,7 @@ def adapted_config(
 
 
 def _freed_config(config: ModelConfig, steps: int, lora: LoRAConfig | None, levels: tuple[int, ...]) -> ModelConfig:
-    """Return the config with a table for each level."""
+    """Return the config with a table for each level, and with steps of their lengths if these are usual ones."""
     if isinstance(config.weights, LayerConfig | LayerDropConfig | LevelsConfig):
         raise BadInput(
             "method 'levels' gives steps that share weights blocks of their own, but this model has weights of kind "
@@ -85,7 +86,9 @@ def _freed_config(config: ModelConfig, steps: int, lora: LoRAConfig | None, leve
     if config.first_step is not None or config.edges or config.tolerance:
         raise BadInput("method 'levels' makes equal or dyadic steps, but this model has steps of its own.")
     section = LevelsConfig(LevelsConfig(levels).of(steps), lora)
-    same = dataclasses.replace(config, weights=section, modulation=None)
+    odd = {level // (level & -level) for level in section.levels}
+    spacing = next((name for name, usual in ODD.items() if odd <= {*usual}), config.spacing)
+    same = dataclasses.replace(config, weights=section, modulation=None, spacing=spacing)
     return same if steps == config.steps else with_steps(same, steps)
 
 
