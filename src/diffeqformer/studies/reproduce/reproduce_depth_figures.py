@@ -81,10 +81,8 @@ def caption_of(records: Sequence[Record]) -> str:
     said += " Hollow marks: a separate model for each depth." if any(r["kind"] in ALONE for r in records) else ""
     said += " Small dots are seeds." if len({r["seed"] for r in records}) > 1 else ""
     top = _frame(records)[1]
-    beyond = {
-        kind: [f"{number(y, 2)} at {n}" for n, y in means(records, kind).items() if y > top] for kind in kinds(records)
-    }
-    above = "; ".join(f"{NAMES[kind]}, {join(read)}" for kind, read in beyond.items() if read)
+    beyond = lambda kind: [f"{number(y, 2)} at {n}" for n, y in means(records, kind).items() if y > top]
+    above = "; ".join(f"{NAMES[kind]}, {join(read)}" for kind in kinds(records) if (read := beyond(kind)))
     return said + (f" Above the frame: {above}." if above else "")
 
 
@@ -187,13 +185,15 @@ def _deeper(records: Sequence[Record]) -> Iterator[Row]:
     deep, shallow = ({r["seed"]: r["loss"] for r in elastic if r["steps"] == steps} for steps in (DEEP, SHALLOW))
     mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
     gains = [deep[seed] - shallow[seed] for seed in deep if seed in shallow]
-    if not gains or not all(map(finite, gains)):
-        yield from [_row(mark, "not finite with each seed", False)] if gains else ()
+    if not gains:
         return
-    gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
-    # False if the mean misses the mark; else, with one seed, None: there is no deviation to compare with.
-    holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
-    yield _row(mark, f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}", holds)
+    found, holds = "not finite with each seed", False
+    if all(map(finite, gains)):
+        gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
+        found = f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}"
+        # False if the mean misses the mark; else, with one seed, None: there is no deviation to compare with.
+        holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
+    yield _row(mark, found, holds)
 
 
 def _near(records: Sequence[Record]) -> Iterator[Row]:
