@@ -49,7 +49,7 @@ class TokenCache:
     train: np.memmap
     validation: np.memmap
     validation_bytes: int | None
-    """UTF-8 bytes of the validation text, for bits per byte; `None` if not all of it is predicted."""
+    """UTF-8 bytes of the validation text; `None` if not all of it is predicted or the tokenizer loses some of it."""
     statistics: Document
     """`name`, `vocabulary`, and for each split `_documents`, `_bytes`, `_tokens`, and `_targets` if not all count."""
     content: str
@@ -128,8 +128,9 @@ def tokens_of(
     **Arguments:** `patterns`, paths or globs; `config`, for `text_field`, `strict` and, for JSON lines, `targets`;
     `tokenizer`, as `load_tokenizer` returns it.
 
-    **Returns:** tokens `(tokens,)`; the UTF-8 bytes of the text; which tokens count as targets, `(tokens,)`. If not all
-    do, the number of bytes is `None`, else the mask is.
+    **Returns:** tokens `(tokens,)`; the UTF-8 bytes of the text; which tokens count as targets, `(tokens,)`. The number
+    of bytes is `None` if not all tokens count or the tokenizer loses a part of the text; the mask is `None` if all
+    count.
 
     **Raises:** `BadInput` for files that are missing, unreadable or empty; `RunFailed` if there is no room for tokens
     among temporary files.
