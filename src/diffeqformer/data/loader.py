@@ -49,19 +49,15 @@ class Spans:
 
 
 class Windows(Spans):
-    """Overlapping views of a token array: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
+    """Overlapping windows of tokens: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
 
     The last token of a window is the first of the next, so every token but the very first is a target exactly once.
     Fewer than `context` tokens at the end, which fill no window, are left out.
     """
 
     def __init__(self, tokens: Integer[np.ndarray, " token"], context: int):
-        self.tokens = tokens
         starts = context * np.arange(max(len(tokens) - 1, 0) // context)
         super().__init__(starts, starts + context + 1)
-
-    def __getitem__(self, index: int) -> Int32[np.ndarray, " window"]:
-        return np.asarray(self.tokens[slice(*self.span(int(index)))], np.int32)
 
 
 class DocumentWindows(Spans):

@@ -7,7 +7,7 @@ import numpy as np
 
 from diffeqformer.analysis.participation import participation
 from diffeqformer.config import ModelConfig
-from diffeqformer.data.loader import Windows
+from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.evaluation.depth import at_depths
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
@@ -63,12 +63,8 @@ def at_depths_of(
 
 def participation_of(result: TrainResult, progress: Progress) -> Document | None:
     """Measure what each step of the trained depth does, on a few validation windows; `None` if they have no target."""
-    tokens, mask = result.tokens.validation, result.tokens.validation_mask
-
-    def spread(values: np.ndarray) -> np.ndarray:
-        windows = Windows(values, result.config.model.context)
-        count = min(PARTICIPATION, len(windows))
-        return np.stack([windows[k * len(windows) // count] for k in range(count)])
-
-    counted = spread(np.ones(len(tokens), np.int8) if mask is None else mask.astype(np.int8))[:, 1:].astype(bool)
-    return participation(result.model, spread(tokens), counted, progress=progress).document() if counted.any() else None
+    tokens, mask, context = result.tokens.validation, result.tokens.validation_mask, result.config.model.context
+    full = slice((len(tokens) - 1) // context * context + 1)  # a last window that is not full would be padded
+    windows = EvaluationBatches(tokens[full], context, 1, None if mask is None else mask[full])
+    texts, counted = map(np.concatenate, zip(*windows.spread(PARTICIPATION), strict=True))
+    return participation(result.model, texts, counted, progress=progress).document() if counted.any() else None
