@@ -149,10 +149,7 @@ def _split_files(
 ) -> tuple[Part, Part]:
     """Divide files into a training and a validation part; `sources`, the number of files of each mixture source."""
     reader = Reader(config, progress.say)
-
-    def documents(files: list[TextFile]) -> Callable[[], Iterator[TextDocument]]:
-        return lambda: chain.from_iterable(map(reader.documents, files))
-
+    documents = lambda files: chain.from_iterable(map(reader.documents, files))
     total = sum(file.size for file in train + validation)
     with progress.stage("Reading the corpus", total) as stage:
 
@@ -178,7 +175,7 @@ def _split_files(
 
     def part(files: list[TextFile], sizes: list[np.ndarray], chosen: list[np.ndarray]) -> Part:
         these, counts = np.concatenate(chosen), tuple(int(own.sum()) for own in chosen) if sources else ()
-        read = lambda: (each for each, kept in zip(documents(files)(), these, strict=True) if kept)
+        read = lambda: (each for each, kept in zip(documents(files), these, strict=True) if kept)
         return Part(int(these.sum()), int(np.concatenate(sizes)[these].sum()), read, counts, reader.completions)
 
     if held_sizes is not None:
@@ -187,7 +184,7 @@ def _split_files(
     if sum(map(len, train_sizes)) == 1:
         if reader.completions:
             raise BadInput(f"the corpus ({name}) is a single conversation, which is not split; give data.validation.")
-        return split_single(documents(train), int(train_sizes[0][0]), config, progress)
+        return split_single(lambda: documents(train), int(train_sizes[0][0]), config, progress)
     held = [hold_out(own, config.validation_fraction, config.split_seed) for own in train_sizes]
     if not any(own.any() for own in held):
         raise BadInput("each source of data.train is a single document, which is not split; give data.validation.")
