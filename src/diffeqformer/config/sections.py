@@ -288,7 +288,7 @@ class OwnConfig(Section):
 class RecursiveConfig(Section):
     """Gradients by recursive checkpointing (Griewank 1992)."""
 
-    builder: ClassVar[str] = "diffeqformer.ode.adjoints:recursive_adjoint"
+    builder: ClassVar[str] = "diffeqformer.ode.adjoints:adjoint_of"
 
     kind: Literal["recursive"] = dataclasses.field(default="recursive", kw_only=True)
     checkpoints: int = setting(4, least=2, most=SIZES)
@@ -300,7 +300,7 @@ class GradientConfig(Section):
     """What a training step keeps for the backward pass: the state of each step, or all activations, or the last state
     alone (for the scheme `reversible`)."""
 
-    builder: ClassVar[str] = "diffeqformer.ode.adjoints:named_adjoint"
+    builder: ClassVar[str] = "diffeqformer.ode.adjoints:adjoint_of"
 
     kind: Literal["checkpointed", "plain", "reversible"] = "checkpointed"
 

@@ -208,14 +208,11 @@ class Reconstructing(Checkpointed):
         return run(flow.table, flow.given, carry, jnp.zeros(()) if self.probe is None else self.probe)
 
 
-def named_adjoint(section: GradientConfig) -> Adjoint:
-    """Return the adjoint that a config section names."""
+def adjoint_of(section: GradientConfig | RecursiveConfig) -> Adjoint:
+    """Return the adjoint that a config section describes."""
+    if isinstance(section, RecursiveConfig):
+        return Recursive(section.checkpoints)
     return {"plain": Plain(), "checkpointed": Checkpointed(), "reversible": Reconstructing()}[section.kind]
-
-
-def recursive_adjoint(section: RecursiveConfig) -> Recursive:
-    """Return recursive checkpointing as a config section sets it."""
-    return Recursive(section.checkpoints)
 
 
 def _relative_error(found: PyTree, true: PyTree) -> Array:
