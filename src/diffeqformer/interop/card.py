@@ -77,9 +77,8 @@ def fenced(text: str, language: str) -> str:
 
 def _results(run: Run) -> tuple[Document, dict[str, str]]:
     """Return facts of the run's entry in results.json, and rows to show; both empty if another version wrote it."""
-    found = results_of(run.folder)
+    found = results_of(run.folder) or {}
     try:
-        assert found is not None
         (entry,) = found["models"]
         corpus = found["corpus"]
         whole = {name: float("nan") if value is None else value for name, value in entry["validation"].items()}
@@ -94,7 +93,7 @@ def _results(run: Run) -> tuple[Document, dict[str, str]]:
             "perplexity": number(whole["perplexity"], 2),
             "bits per byte": number(whole["bits_per_byte"], 4),
         }
-    except (AssertionError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return {}, {}
 
 
