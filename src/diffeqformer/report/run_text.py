@@ -35,9 +35,8 @@ def headline(models: Sequence[Model], vocabulary: int | None = None) -> str:
     leaders = [m["name"] for m in ranked if nats(m["validation"]["loss"]) == written]
     others = ranked[len(leaders) :]
     verb = "has" if len(leaders) == 1 else "share"
-    sentence = f"Of {len(models)} models, {join(leaders)} {verb} the lowest validation loss, {written} nats per token"
-    if not _alike(models):
-        sentence = f"Not trained equally long: of {sentence[3:]}"
+    of = "Of" if _alike(models) else "Not trained equally long: of"
+    sentence = f"{of} {len(models)} models, {join(leaders)} {verb} the lowest validation loss, {written} nats per token"
     if others:
         gaps = [f"{nats(m['validation']['loss'] - best['loss'])} below {m['name']}" for m in others]
         sentence += f": {join(gaps)}"
