@@ -204,7 +204,7 @@ def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table
 
 def growth_name(order: int) -> str:
     """Write `f` as in figures, with `τ` for time in its unit."""
-    return "f = 1 (shared)" if order == 0 else f"f = τ{_POWERS[order] if order < len(_POWERS) else f'^{order}'}"
+    return f"f = τ{_POWERS[order]}" if order else "f = 1 (shared)"
 
 
 def finding(rows: Sequence[Values]) -> str:
