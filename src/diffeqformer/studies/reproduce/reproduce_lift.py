@@ -95,8 +95,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         text = (
             {"data.source": "files", "data.train": [*arguments.data]} if arguments.data else {"data.source": "stdlib"}
         )
+        updates = lambda run: arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
         runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name,
-                 {"trainer.updates": updates_of(run, arguments), "trainer.seed": seed, **text},
+                 {"trainer.updates": updates(run), "trainer.seed": seed, **text},
                  statistics.fmean(run.depths))
                 for seed in arguments.seeds for run in planned(arguments))  # fmt: skip
         return listed("lift", "From lifted to elastic", runs, folder)
@@ -121,11 +122,6 @@ def reproduce(arguments: Arguments, seed: int, folder: Path, progress: Progress)
 
     runs, count = _runs(arguments, seed, folder, progress), len([*planned(arguments)])
     return train_all("From lifted to elastic", runs, count, folder, progress, read)
-
-
-def updates_of(run: "Planned", arguments: Arguments) -> int:
-    """Return the number of updates of a run."""
-    return arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
 
 
 class Planned(NamedTuple):
