@@ -69,6 +69,13 @@ def rounding(times: Times, lengths: Any) -> Any:
     return xp.maximum(ROUNDING * lengths, 4 * float(jnp.finfo(times.dtype).eps))
 
 
+def later_layer(times: Times, layers: int) -> Times:
+    """Return the layer at `times`, of several with equal shares of depth, counted from 0; the later one at an edge."""
+    xp, t = widest(times)
+    # Times are moved on, so that `floor` finds the later layer at an edge, however the edge is rounded.
+    return xp.clip(xp.floor((t + rounding(t, 1 / layers)) * layers).astype(int), 0, layers - 1)
+
+
 def mixed_edges(steps: int, odd: tuple[int, ...]) -> tuple[float, ...]:
     """Return the times between N steps, which are those of the two usual numbers of equal steps beside N.
 

@@ -24,6 +24,7 @@ import dataclasses
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Key, PyTree
@@ -31,7 +32,7 @@ from jaxtyping import Key, PyTree
 from diffeqformer.config import LayerDropConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, later_layer
 from diffeqformer.ode.weights.lengths import corrected, init_corrections
 from diffeqformer.ode.weights.source import initial_rows, number_of_rows, unstack
 
@@ -81,10 +82,8 @@ class LayerDropWeights(eqx.Module):
 
     def at(self, times: Times) -> BlockWeights:
         """Layers in force at `times`; between two of them, within rounding, the deeper one."""
-        xp, times = widest(times)
-        rounded = times + rounding(times, 1 / self.depth)
-        rows = xp.clip(xp.floor(rounded * self.depth).astype(int), 0, self.depth - 1)
-        rows = xp.asarray(self.kept(self.depth))[rows] if self.landings else rows
+        rows = later_layer(times, self.depth)
+        rows = jnp.asarray(self.kept(self.depth))[rows] if self.landings else rows
         layers = corrected(self.layers, self.corrections, 1 / self.depth)
         return jax.tree.map(lambda leaf: leaf[rows], layers)
 

@@ -29,7 +29,7 @@ from jaxtyping import Array, Key
 from diffeqformer.config import LevelsConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, later_layer, rounding, widest
 from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.knots import step_means
 from diffeqformer.ode.weights.layer import populated
@@ -51,11 +51,7 @@ class LevelWeights(eqx.Module):
 
     def at(self, times: Times) -> BlockWeights:
         """Weights at `times` in the limit of short steps: those of the longest table, the later layer at an edge."""
-        xp, t = widest(times)
-        deepest = self.levels[-1]
-        # Times are moved on, so that `floor` finds the later layer at an edge, however the edge is rounded.
-        rows = xp.clip(xp.floor((t + rounding(t, 1 / deepest)) * deepest).astype(int), 0, deepest - 1)
-        return self._rows(rows + sum(self.levels[:-1]))
+        return self._rows(later_layer(times, self.levels[-1]) + sum(self.levels[:-1]))
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights of the grid's steps, one row each, which serves all nodes of its step."""
