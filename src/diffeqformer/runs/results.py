@@ -13,7 +13,7 @@ from diffeqformer.errors import Damaged
 from diffeqformer.evaluation.perplexity import Evaluation
 from diffeqformer.model.count import count, parameters_of
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.plain import Document, shown, version_of
+from diffeqformer.plain import Document, finite_or_none, shown, version_of
 from diffeqformer.runs.folder import RESULTS, metadata_of, settings_of_run
 from diffeqformer.runs.metrics import Record
 from diffeqformer.runs.settings import first_difference, numeric
@@ -158,7 +158,7 @@ def model_entry(
 def measured(evaluation: Evaluation) -> dict[str, float | None]:
     """Return loss, perplexity and bits per byte; `None` where they are not finite, which JSON cannot express."""
     numbers = (evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte)
-    found = (None if number is None or not math.isfinite(number) else number for number in numbers)
+    found = (None if number is None else finite_or_none(number) for number in numbers)
     return dict(zip(("loss", "perplexity", "bits_per_byte"), found, strict=True))
 
 

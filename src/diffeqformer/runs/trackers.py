@@ -5,7 +5,6 @@ extra: one that fails is left out with one warning, and training continues.
 """
 
 import contextlib
-import math
 import re
 import secrets
 import sys
@@ -19,6 +18,7 @@ from diffeqformer.config import Config, dump_yaml, to_dict
 from diffeqformer.errors import BadInput, Damaged, reason
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
+from diffeqformer.report.text import finite
 from diffeqformer.runs.folder import METRICS, RunFolder
 from diffeqformer.runs.metrics import Metrics, Record, read_metrics
 from diffeqformer.runs.results import Entry
@@ -210,7 +210,7 @@ class RunLog:
         """Send the results of a finished run: its entry of `results.json`."""
         found = {**entry["validation"], **{name: entry[name] for name in ("tokens", "seconds", "tokens_per_second")}}
         found |= {f"parameters_{name}": number for name, number in entry["parameters"].items()}
-        self._send([(entry["updates"], {f"final/{name}": v for name, v in found.items() if _is_number(v)})])
+        self._send([(entry["updates"], {f"final/{name}": v for name, v in found.items() if finite(v)})])
 
     def _state(self, path: Path) -> Document:
         """Read the state that an earlier process left; empty if there was none."""
@@ -265,8 +265,4 @@ class NoLog:
 def _named(record: Record) -> dict[str, float]:
     """Return a record's numbers by the names under which trackers show them."""
     group = "validation" if record["kind"] == "validation" else "train"
-    return {f"{group}/{k}": float(v) for k, v in record.items() if k not in ("step", "seconds") and _is_number(v)}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return {f"{group}/{k}": float(v) for k, v in record.items() if k not in ("step", "seconds") and finite(v)}
