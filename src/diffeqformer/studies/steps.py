@@ -12,7 +12,7 @@ import tyro
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import counted_steps, depths, digits, percent, probability
+from diffeqformer.report.text import MISSING, counted_steps, depths, digits, percent, probability
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -235,7 +235,7 @@ def by_step(found: "Participation", caption: str = "After every step", tuned: Pr
     rows = [
         (
             str(i), at[i], f"{found.loss[i]:.3f}", f"{found.kl[i]:z.3f}", digits(found.length[i]),
-            *((digits(part[i - 1]) for part in (found.attention, found.feed_forward)) if i else ("–", "–")),
+            *((digits(part[i - 1]) for part in (found.attention, found.feed_forward)) if i else (MISSING, MISSING)),
             *([percent(found.echo[i])] if echoed else []),
             *(f"{values[i]:z.3f}" for values in tuned or ()),
         )

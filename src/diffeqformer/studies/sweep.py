@@ -15,7 +15,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, finite_or_none, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import speed
+from diffeqformer.report.text import MISSING, speed
 from diffeqformer.store.digests import digest
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import Folder, Seeds, require_once
@@ -207,7 +207,7 @@ def _table(names: Sequence[str], rows: Sequence[Values]) -> Table:
     for rank, row in enumerate(rows, 1):
         values = [str(row["settings"][name]) for name in names]
         finite = [loss for loss in row["losses"] if loss is not None]
-        spread = f"{max(finite) - min(finite):.4f}" if len(finite) > 1 else "–"
+        spread = f"{max(finite) - min(finite):.4f}" if len(finite) > 1 else MISSING
         loss = f"{row['loss']:.4f}" if math.isfinite(row["loss"]) else "not finite"
         pace = speed(row["tokens_per_second"])
         cells.append((str(rank), *values, loss, spread, pace))
