@@ -390,10 +390,11 @@ def test_what_each_step_does_is_told_of_the_models_that_have_it():
 @pytest.mark.parametrize(("sample", "depths"), [("4-9", [4, 5, 6, 7, 8, 9]), ([9, 4], [4, 9]), ([], [6])])
 def test_trained_depths_are_those_drawn_or_else_those_of_the_config(sample, depths):
     model = {"steps": 6, "config": {"depth": {"sample": sample}}}
-    assert run_text.trained_depths(model) == depths
+    assert run_text.depths_trained_at(model) == depths
     more = {"steps": 6, "config": {"depth": {"sample": sample, "always": [12, 4]}}}
-    assert run_text.trained_depths(more) == sorted({4, 12} | ({*depths} if sample else set()))
-    assert run_text.trained_depths(model | {"drawn": [{"steps": 5, "updates": 2}, {"steps": 7, "updates": 0}]}) == [5]
+    assert run_text.depths_trained_at(more) == sorted({4, 12} | ({*depths} if sample else set()))
+    drawn = [{"steps": 5, "updates": 2}, {"steps": 7, "updates": 0}]
+    assert run_text.depths_trained_at(model | {"drawn": drawn}) == [5]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import report_examples as examples
 
 from diffeqformer.report.figures import INK, MARKERS, NARROW, color
 from diffeqformer.report.run_figures import depth_curve, loss_curves, smooth, smooth_window
-from diffeqformer.report.run_text import claim, comparison, compute_at, depth_finding, trained_depths
+from diffeqformer.report.run_text import claim, comparison, compute_at, depth_finding, depths_trained_at
 from diffeqformer.studies.run_report import run_report
 
 
@@ -118,7 +118,7 @@ def test_the_headline_of_a_checkpoint_of_several_depths_is_what_it_reads_at_its_
     models[1]["depth"] = [{**models[1]["validation"], "steps": n, "loss": loss} for n, loss in ((1, 7.5), (2, 6.5))]
     assert "3.420 nats above it at 1 step." in depth_finding(models[1])
     rows = models[0] | {"drawn": []}  # all depths in each update
-    assert trained_depths(rows) == [2, 6] and claim(examples.comparison()["models"]) == ""
+    assert depths_trained_at(rows) == [2, 6] and claim(examples.comparison()["models"]) == ""
 
 
 def test_the_depth_curve_is_drawn_against_steps_and_marks_what_was_trained():
@@ -141,7 +141,7 @@ def test_the_depth_curve_is_drawn_against_steps_and_marks_what_was_trained():
 def test_a_model_of_drawn_depths_was_trained_at_them_and_not_at_one():
     results = {**examples.comparison(), "models": elastic()}
     first = results["models"][0]
-    assert trained_depths(first) == [2, 6]
+    assert depths_trained_at(first) == [2, 6]
     figure = depth_curve(results["models"], 2048)
     rings = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_markersize() == 11]
     assert rings == [[[2, 4.1]], [[6, 3.98]]] and not figure.axes[0].texts

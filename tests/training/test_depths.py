@@ -129,8 +129,8 @@ REFUSED = [
     ({"sample": "9-4"}, "depth.sample is '9-4', but must be numbers of steps or a range such as '4-9'."),
     ({"sample": "many"}, "depth.sample is 'many', but must be numbers of steps or a range such as '4-9'."),
     ({"sample": [0, 4]}, "depth.sample is 0, but must be at least 1."),
-    ({"sample": [4, 4]}, "depth.sample is (4, 4), but must name each depth once."),
-    ({"sample": [4, 6], "always": [2, 2]}, "depth.always is (2, 2), but must name each depth once."),
+    ({"sample": [4, 4]}, "depth.sample names 4 more than once; each counts once, so name it once."),
+    ({"sample": [4, 6], "always": [2, 2]}, "depth.always names 2 more than once; each counts once, so name it once."),
     (
         {"always": [2, 4]},
         "depth.always is (2, 4), but without depth.sample nothing is drawn; move one of these depths there.",

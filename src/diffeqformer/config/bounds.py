@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 
 from diffeqformer.errors import BadInput
@@ -79,13 +79,13 @@ def _bounded(section: Any, prefix: str) -> Iterator[tuple[str, Any, Bounds]]:
                 yield f"{name} {'has' if several else 'is'}", one, field.metadata["bounds"]
 
 
-def require_once(name: str, depths: tuple[int, ...]) -> None:
-    """Check that each depth is named once.
+def require_once(option: str, named: Sequence[object]) -> None:
+    """Check that nothing is named twice: a second run or reading of the same adds nothing.
 
-    **Raises:** `BadInput` if one is named twice.
+    **Raises:** `BadInput` naming the first that is.
     """
-    if len(set(depths)) < len(depths):
-        raise BadInput(f"{name} is {depths}, but must name each depth once.")
+    if twice := [one for one in named if named.count(one) > 1]:
+        raise BadInput(f"{option} names {twice[0]} more than once; each counts once, so name it once.")
 
 
 def whole(name: str, value: Any, least: int | None = None) -> int:

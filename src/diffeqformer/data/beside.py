@@ -35,9 +35,9 @@ def special_tokens(folder: Path) -> dict[str, str]:
     """Return the names of the tokens that begin, end and pad a text, and of the unknown token, as far as declared."""
     found: dict[str, str] = {}
     # Like Transformers, which reads the map of older versions only if the settings do not declare added tokens.
-    for file in (SETTINGS,) if "added_tokens_decoder" in settings_of(folder) else (SETTINGS, SPECIAL):
+    for file in (SETTINGS,) if "added_tokens_decoder" in declared_settings(folder) else (SETTINGS, SPECIAL):
         for role in ("bos_token", "eos_token", "pad_token", "unk_token"):
-            token = settings_of(folder, file).get(role)
+            token = declared_settings(folder, file).get(role)
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str) and is_utf8(token):
                 found[role] = token
@@ -48,7 +48,7 @@ def more_special_tokens(folder: Path) -> list[str]:
     """Return the names of special tokens without a role in `special_tokens`, such as those that begin a chat turn."""
     found: list[str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
-        listed = settings_of(folder).get(key)
+        listed = declared_settings(folder).get(key)
         names = listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else ()
         contents = (one.get("content") if isinstance(one, dict) else one for one in names)
         found += [name for name in contents if isinstance(name, str) and is_utf8(name)]
@@ -63,7 +63,7 @@ def chat_template(folder: Path) -> dict[str, str]:
     try:
         found: Any = read_small(folder / TEMPLATE, TOKENIZER_BYTES).decode()
     except FileNotFoundError:
-        found = settings_of(folder).get("chat_template")
+        found = declared_settings(folder).get("chat_template")
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"file {str(folder / TEMPLATE)!r} cannot be read: {reason(error)}.") from None
     if isinstance(found, list):
@@ -72,7 +72,7 @@ def chat_template(folder: Path) -> dict[str, str]:
     return {TEMPLATE: found} if isinstance(found, str) and is_utf8(found) else {}
 
 
-def settings_of(folder: Path, file: str = SETTINGS) -> dict[str, Any]:
+def declared_settings(folder: Path, file: str = SETTINGS) -> dict[str, Any]:
     """Return the settings in a file next to a vocabulary; empty if it does not exist.
 
     **Raises:** `BadInput` if it cannot be read, since what it declares would be lost.

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from diffeqformer.config.bounds import MOST_ENTRIES
-from diffeqformer.data.beside import TOKENIZER_BYTES, more_special_tokens, settings_of, special_tokens
+from diffeqformer.data.beside import TOKENIZER_BYTES, declared_settings, more_special_tokens, special_tokens
 from diffeqformer.data.tokenizer import END_OF_TEXT, ENDS_OF_TEXT, byte_level, encode, plain_text, vocabulary_size
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import Document, shown
@@ -54,7 +54,7 @@ def _add_tokens(tokenizer: Tokenizer, file: Path) -> None:
         tokens = sorted(added.items(), key=lambda one: int(one[1]))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput(f"file {str(file)!r} must have a table of tokens and their ids, as JSON.") from None
-    declared = settings_of(file.parent).get("added_tokens_decoder")
+    declared = declared_settings(file.parent).get("added_tokens_decoder")
     listed = [one for one in declared.values() if isinstance(one, dict)] if isinstance(declared, dict) else []
     said = {one["content"]: one for one in listed if isinstance(one.get("content"), str)}
     with_role = {*special_tokens(file.parent).values()}
@@ -79,7 +79,7 @@ def _add_declared(tokenizer: Tokenizer, folder: Path) -> None:
     """
     try:
         declared = sorted(
-            (int(number), dict(one)) for number, one in settings_of(folder)["added_tokens_decoder"].items()
+            (int(number), dict(one)) for number, one in declared_settings(folder)["added_tokens_decoder"].items()
         )
         missing = [(one, number) for number, one in declared if tokenizer.token_to_id(one["content"]) is None]
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -110,7 +110,7 @@ def _is_text(tokenizer: Tokenizer, name: str) -> bool:
 
 
 def _from_folder(folder: Path) -> Tokenizer:
-    own = settings_of(folder)
+    own = declared_settings(folder)
     before = own.get("add_prefix_space") is True
     if (folder / "tokenizer.json").is_file():
         tokenizer = _from_file(folder / "tokenizer.json")
@@ -145,7 +145,8 @@ def _require_gpt2(folder: Path) -> None:
 
     **Raises:** `BadInput` naming the class, or the kind of model.
     """
-    kind = settings_of(folder).get("tokenizer_class") or settings_of(folder, "config.json").get("model_type")
+    model = declared_settings(folder, "config.json")
+    kind = declared_settings(folder).get("tokenizer_class") or model.get("model_type")
     if isinstance(kind, str) and not kind.lower().startswith("gpt2"):
         raise BadInput(
             f"tokenizer folder {str(folder)!r} has the vocabulary of a {shown(kind)}, which does not cut text as GPT-2 "

@@ -270,7 +270,7 @@ def about_run(run: Run) -> Document:
         "name": name_of_run(run.config),
         "folder": run.folder.name,
         "update": run.step,
-        "said": settings_of(run),
+        "said": in_words(run),
         "trained": list(run.config.trained_at),
         "steps": steps,
         "most": MOST_STEPS if any_depth else (dropped and dropped.layers) or steps,
@@ -284,7 +284,7 @@ def about_run(run: Run) -> Document:
     }
 
 
-def settings_of(run: Run) -> str:
+def in_words(run: Run) -> str:
     """Say in words what kind of model a run has."""
     config = run.config.model
     made = f"{BLOCKS[config.field.kind]}, weights that are {weights_in_words(config)}"

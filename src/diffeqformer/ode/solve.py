@@ -40,7 +40,7 @@ class Solution(NamedTuple):
     """What the scheme carried to the end."""
 
 
-class Evaluation(NamedTuple):
+class FieldEvaluation(NamedTuple):
     """One evaluation of one half of the field."""
 
     weights: BlockWeights
@@ -53,9 +53,9 @@ class Step(NamedTuple):
 
     weights: BlockWeights
     """Weights of the step, on a leading axis of nodes."""
-    attention: list[Evaluation]
+    attention: list[FieldEvaluation]
     """All evaluations of A, in the order in which the scheme makes them."""
-    feed_forward: list[Evaluation]
+    feed_forward: list[FieldEvaluation]
     """All evaluations of M."""
     state: Float[Array, "batch position width"]
     """The state after the step."""
@@ -195,14 +195,14 @@ class Record:
 
     def __init__(self, cache: KeyValueCache | None = None, step: Int[Array, ""] | None = None) -> None:
         self.cache, self._step = cache, step
-        self.attention: list[Evaluation] = []
-        self.feed_forward: list[Evaluation] = []
+        self.attention: list[FieldEvaluation] = []
+        self.feed_forward: list[FieldEvaluation] = []
 
     def before_attention(self, weights: BlockWeights, x: Array) -> Slot | None:
         """Record the evaluation; return its slot, if there is a cache."""
         # Tracing unrolls a step's evaluations: their number so far is a constant, the index on the cache's second axis.
         slot = None if self.cache is None else Slot(self.cache, (self._step, len(self.attention)))
-        self.attention.append(Evaluation(weights, x))
+        self.attention.append(FieldEvaluation(weights, x))
         return slot
 
 
@@ -247,7 +247,7 @@ def split(
     def feed_forward(block: BlockWeights, node: int, x: Array) -> Array:
         at = x.astype(_precision(block))
         if record:
-            record.feed_forward.append(Evaluation(block, at))
+            record.feed_forward.append(FieldEvaluation(block, at))
         key = None if keys is None else keys[node, 1]
         return field.feed_forward(block, at, key=key).astype(x.dtype)
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.report.figures import INK, WIDE, color, drawing, is_narrow, legend, log_axis, look, steps_axis, thin
-from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, own_loss, trained_depths
+from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, depths_trained_at, own_loss
 from diffeqformer.report.text import finite, finite_points, ranges
 
 Points = Sequence[tuple[float, float]]
@@ -107,7 +107,7 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
             points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
             steps.update(p["steps"] for p in depth_points(model))
             losses += [loss for _, loss in points]
-            own = trained_depths(model)
+            own = depths_trained_at(model)
             trained |= {*own} if len(own) == 1 else set()
             if points:
                 axis.plot(*zip(*points, strict=True), **look(index))

@@ -47,11 +47,11 @@ def claim(models: Sequence[Model], part: float = 1.0) -> str:
     """State the losses of a model trained at several depths at its shallowest and deepest, compared with a model of one
     depth; empty if no model was. **Arguments:** `part`, the share of the validation text that depths were read on."""
     at = lambda model: {p["steps"]: p["loss"] for p in depth_points(model) if finite(p["loss"])}
-    elastic = next((m for m in models if at_several(m) and len(trained_depths(m)) > 1), None)
+    elastic = next((m for m in models if at_several(m) and len(depths_trained_at(m)) > 1), None)
     if elastic is None:
         return ""
     losses = at(elastic)
-    ends = [depth for depth in trained_depths(elastic) if depth in losses]
+    ends = [depth for depth in depths_trained_at(elastic) if depth in losses]
     if len(ends) < 2:
         return ""
     low, high = ends[0], ends[-1]
@@ -61,7 +61,7 @@ def claim(models: Sequence[Model], part: float = 1.0) -> str:
         f"of {read(losses)}, with the same weights"
     )
     on = f" Read on {number(100 * part)} % of the validation text." if part < 1 else ""
-    other = next((m for m in models if len(trained_depths(m)) == 1 and {low, high} <= {*at(m)}), None)
+    other = next((m for m in models if len(depths_trained_at(m)) == 1 and {low, high} <= {*at(m)}), None)
     if other is None:
         return f"{said}.{on}"
     own = other["steps"]
@@ -142,7 +142,7 @@ def compute_at(model: Model, update: float) -> float:
     return least * shallow + (total - least * shallow) * (update - shallow) / (updates - shallow)
 
 
-def trained_depths(model: Model) -> list[int]:
+def depths_trained_at(model: Model) -> list[int]:
     """Numbers of steps that the model was trained at, in increasing order."""
     always = model["config"].get("depth", {}).get("always", ())
     return sorted(_drawn_at(model) | {*always}) or [model["steps"]]
@@ -183,7 +183,7 @@ def depth_finding(model: Model) -> str:
         change, run_at = changes[depth], counted_steps(depth)
         return f"{nats(abs(change))} nats {'above' if change >= 0 else 'below'} it at {run_at}"
 
-    own, loss, trained = model["steps"], nats(own_loss(model)), trained_depths(model)
+    own, loss, trained = model["steps"], nats(own_loss(model)), depths_trained_at(model)
     at_all = join(list(map(str, trained)))
     where = f"{counted_steps(own)} only, where" if trained == [own] else f"{at_all} steps; at {own}"
     start = f"{model['name']} was trained at {where} its loss is {loss} nats."
@@ -197,7 +197,7 @@ def depth_finding(model: Model) -> str:
 def poor_elsewhere(model: Model) -> bool:
     """Whether a model that was trained at one depth loses more than a tenth of a nat at every other."""
     changes = _depth_changes(model)
-    return bool(changes) and trained_depths(model) == [model["steps"]] and min(changes.values()) > 0.1
+    return bool(changes) and depths_trained_at(model) == [model["steps"]] and min(changes.values()) > 0.1
 
 
 def _depth_changes(model: Model) -> dict[int, float]:

@@ -131,7 +131,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions, signed=SIGNED))
         own = ("log_probabilities", "integrated_gradients_incompleteness")
         arrays |= {name: explained.arrays()[name] for name in own}
-        arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{name_of(k): v for k, v in scores.items()}}
+        arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{array_name(k): v for k, v in scores.items()}}
         document |= {
             "tokens": list(tokens),
             "outputs": list(outputs),
@@ -246,6 +246,6 @@ def trust(found: "Faithfulness", length: int, over: str) -> Table:
     return Table(caption, columns, found.rows())
 
 
-def name_of(method: str) -> str:
+def array_name(method: str) -> str:
     """Convert a method's name to that of an array."""
     return method.lower().replace(",", "").replace(" ", "_").replace("-", "_")

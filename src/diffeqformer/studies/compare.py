@@ -78,7 +78,7 @@ def result(comparison: "Comparison", folder: Path) -> Result:
     """Build the result: sentences, the figure of accuracies, and tables of training and of every task."""
     from diffeqformer.report.page import both_widths
     from diffeqformer.studies.compare_figures import task_figure
-    from diffeqformer.studies.run_report import settings_of
+    from diffeqformer.studies.run_report import settings_tables
 
     figures = ()
     if accuracies(comparison):
@@ -88,7 +88,7 @@ def result(comparison: "Comparison", folder: Path) -> Result:
         )
         figures = (both_widths("accuracy", caption, task_figure, comparison),)
     models = [{"name": side.name, "config": to_dict(side.config)} for side in comparison.sides]
-    differing = settings_of(models)[1]
+    differing = settings_tables(models)[1]
     tables = (runs_table(comparison), *(one for one in (tasks_table(comparison), differing) if one.rows))
     return SideBySide(
         name="compare", title=" and ".join(side.name for side in comparison.sides),

@@ -32,15 +32,6 @@ Seeds = Annotated[tuple[int, ...], tyro.conf.arg(metavar="SEED")]
 """Types of options that several studies share, with the name of the value in the help."""
 
 
-def require_once(option: str, named: Sequence[object]) -> None:
-    """Check that nothing is named twice: repeating a run adds no evidence.
-
-    **Raises:** `BadInput` naming the first that is.
-    """
-    if twice := [one for one in named if named.count(one) > 1]:
-        raise BadInput(f"{option} names {twice[0]} more than once; each counts once, so name it once.")
-
-
 def require_usual(arguments: Any, names: Sequence[str], why: str) -> None:
     """Check that options that have no meaning here are at their defaults.
 

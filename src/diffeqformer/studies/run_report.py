@@ -84,7 +84,7 @@ def run_report(results: Document, inside: Sequence[tuple[str, str]] = ()) -> Run
     depths = [(i, table) for i, m in enumerate(models) if (table := _drawn_table(m))]
     by_depth = _depth_table(models)
     by_step = [(i, *_by_step(m)) for i, m in enumerate(models) if m.get("participation")]
-    every, differing = settings_of(models)
+    every, differing = settings_tables(models)
     sections = {
         "created": _date(results["created"]),
         "main": main,
@@ -156,7 +156,7 @@ def _steps(model: Model) -> str:
     rtol = (model["config"].get("model", {}).get("tolerance") or {}).get("rtol")
     if rtol is not None:
         return f"adaptive (rtol {rtol:g})"
-    trained = run_text.trained_depths(model)
+    trained = run_text.depths_trained_at(model)
     more = "" if trained == [model["steps"]] else f" (trained at {text.ranges(trained)})"
     return f"{text.number(model['steps'])}{more}"
 
@@ -265,7 +265,7 @@ def _depth_table(models: Sequence[Model]) -> list[tuple[Table, list[int], set[tu
     trained = {
         (depths.index(depth), column)
         for column, (i, losses) in enumerate(run, 1)
-        for depth in run_text.trained_depths(models[i])
+        for depth in run_text.depths_trained_at(models[i])
         if depth in losses
     }
     columns = ("steps run", *(models[i]["name"] for i, _ in run))
@@ -294,7 +294,7 @@ def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tu
     return [*on_the_way, (index, model["name"], last, settings)]
 
 
-def settings_of(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
+def settings_tables(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
     """Tabulate every model's settings by dotted name, with the rows that differ; and these rows in a second table."""
     flat = [dict(_flatten(m["config"])) for m in models]
     names = list(dict.fromkeys(name for one in flat for name in one))

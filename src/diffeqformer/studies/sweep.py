@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from diffeqformer.config import Config, OptimizerConfig, find_config, parse_value, read_yaml, validate, with_values
-from diffeqformer.config.bounds import INT32, UINT32, setting
+from diffeqformer.config.bounds import INT32, UINT32, require_once, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, finite_or_none, shown
 from diffeqformer.progress import Progress
@@ -18,7 +18,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, speed
 from diffeqformer.store.digests import digest
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import Folder, Seeds, require_once
+from diffeqformer.studies.inputs import Folder, Seeds
 from diffeqformer.studies.reproduce.experiments import trained
 from diffeqformer.studies.study import Result
 

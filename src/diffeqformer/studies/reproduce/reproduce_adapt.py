@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from diffeqformer.config import Config, DataConfig, read_shipped, with_values
-from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, require_once, setting
 from diffeqformer.data.documents import find_files
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.studies.inputs import Folder, Seeds, folder_for, require_once
+from diffeqformer.studies.inputs import Folder, Seeds, folder_for
 from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
 from diffeqformer.studies.study import Result
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from diffeqformer.config import BaseConfig, Config, DataConfig, LayerDropConfig, read_shipped, with_values
-from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, require_once, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
-from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for, require_once, require_usual
+from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for, require_usual
 from diffeqformer.studies.reproduce.experiments import (
     listed,
     on_text,

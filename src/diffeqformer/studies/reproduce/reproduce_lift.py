@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from diffeqformer.config import Config, DataConfig, DepthConfig, read_shipped, with_values
-from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, setting
+from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, require_once, setting
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, signed
-from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for, require_once
+from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for
 from diffeqformer.studies.reproduce.experiments import listed, on_text, train_all, with_length
 from diffeqformer.studies.study import Result
 

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from diffeqformer.config.bounds import require_once
 from diffeqformer.data.documents import find_files
 from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.plain import Document
@@ -17,7 +18,6 @@ from diffeqformer.report.text import MISSING, duration
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
-from diffeqformer.studies.inputs import require_once
 from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper.claims import FINE_TUNED, Claim, Model, Trained, Verdict, judge, models_of
 from diffeqformer.studies.paper.record import Record
