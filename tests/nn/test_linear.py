@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.nn.linear import Norm, normalise, products
+from diffeqformer.nn.linear import Linear, Norm, normalise, products
 
 X = 3.0 + np.random.default_rng(0).normal(size=(2, 5, 16))
 SCALE, SHIFT = np.random.default_rng(1).normal(size=(2, 16))
@@ -45,6 +45,18 @@ def test_sums_of_bfloat16_are_taken_in_float32(shift):
     y = normalise(norm, x, 1e-5)
     assert y.dtype == jnp.bfloat16
     np.testing.assert_allclose(y.astype(jnp.float32), exact, rtol=2**-8, atol=1e-5)
+
+
+def test_the_gradient_of_a_bias_is_summed_over_tokens_in_float32():
+    """Small whole numbers, whose sums are exact in float32: only the result is rounded. In bfloat16, those above 256
+    lose their last digits."""
+    change = np.random.default_rng(3).integers(-2, 4, (1, 20_000, 16))
+    linear = Linear(jnp.ones((2, 16), jnp.bfloat16), jnp.ones(16, jnp.bfloat16))
+    y, pull = jax.vjp(lambda linear: linear(jnp.ones((1, 20_000, 2), jnp.bfloat16)), linear)
+    assert y.dtype == jnp.bfloat16 and (y == 3).all()
+    (found,), expected = pull(jnp.asarray(change, jnp.bfloat16)), jnp.asarray(change[0].sum(0), jnp.bfloat16)
+    np.testing.assert_array_equal(found.bias, expected)
+    np.testing.assert_array_equal(found.weight, jnp.stack([expected] * 2))
 
 
 def loss_of_products(x, rows):

@@ -42,8 +42,10 @@ class Linear(eqx.Module):
         # As one matrix: XLA's CPU gradient of a weight under several batch axes takes three times as long.
         y = x.reshape(-1, x.shape[-1]) @ self.weight
         if self.bias is not None:
+            # Widened first, so that its gradient, a sum over all tokens, is added up in float32; nothing else changes.
             # Here and elsewhere, ranks match explicitly: the tests set `jax_numpy_rank_promotion` to "raise".
-            y = y + self.bias[None]
+            bias = jnp.broadcast_to(self.bias.astype(wide(self.bias.dtype))[None], y.shape)
+            y = y + bias.astype(y.dtype)
         return y.reshape(*x.shape[:-1], -1)
 
 
