@@ -38,7 +38,11 @@ RIDGE = 1e-4
 """Ridge added to second moments, as a fraction of their mean variance: directions that inputs never take are left to
 unweighted least squares."""
 CG_STEPS, CG_TOLERANCE = 200, 1e-5
-"""Maximum number of conjugate gradient steps, and the residual, relative to the right-hand side, at which they stop."""
+"""Maximum number of conjugate gradient steps, and the residual, relative to the right-hand side, at which they stop.
+
+With few tokens the first ends them: 54 for 65 inputs leave 5 % more than the least error, 360 leave 0.2 % (unweighted
+fits have 560 and 57 times that error). Five times as many steps leave 0.2 and 0.003 %, but take minutes at width 768.
+"""
 
 
 def fit_knots(
