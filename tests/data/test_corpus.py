@@ -332,13 +332,13 @@ def test_files_that_cannot_be_used(tmp_path, files_config, progress, pattern, se
             "{bad",
             "{where} is not valid JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1).",
         ),
-        ("[1]", "{where} is a JSON list, but must be an object with field 'text'."),
+        ("[1]", "{where} is [1], but must be an object with field 'text'."),
         (
             '{"body": "x"}',
             "{where} has no field 'text', but 'body'; name the right one as data.text_field (`eval`: --text-field).",
         ),
-        ('{"text": 5}', "field 'text' in {where} is a int, but must be text."),
-        ('{"text": null}', "field 'text' in {where} is a NoneType, but must be text."),
+        ('{"text": 5}', "field 'text' in {where} is 5, but must be text."),
+        ('{"text": null}', "field 'text' in {where} is None, but must be text."),
         (f'{{"text": "x", "n": {"[" * 10**5}', "{where} is nested too deeply to be read."),
     ],
 )
@@ -354,10 +354,10 @@ def test_tables_that_cannot_be_used(tmp_path, files_config, progress):
     known = "'body', 'other'; name the right one as data.text_field (`eval`: --text-field)."
     sentence = f"file {str(path)!r} has no field 'text', but {known}"
     refused(sentence, files_config(path), progress)
-    sentence = f"field 'other' in row 1 of {str(path)!r} is a int, but must be text."
+    sentence = f"field 'other' in row 1 of {str(path)!r} is 0, but must be text."
     refused(sentence, files_config(path, text_field="other"), progress)
     write_parquet(path, ["a", None])
-    refused(f"field 'text' in row 2 of {str(path)!r} is a NoneType, but must be text.", files_config(path), progress)
+    refused(f"field 'text' in row 2 of {str(path)!r} is None, but must be text.", files_config(path), progress)
     path.write_bytes(b"PAR1 nonsense PAR1")
     with pytest.raises(BadInput, match=f"^file {str(path)!r} cannot be read as a Parquet table: .*\\.$"):
         open_corpus(files_config(path), progress).split()
@@ -499,7 +499,7 @@ def test_rows_that_cannot_be_read_to_their_end(tmp_path, hub, progress, monkeypa
         ({"dev": {"text": ["a"]}}, "dataset {path!r} has no split 'train', but 'dev'."),
         (
             {"train": {"text": ["a"]}, "test": {"text": ["b", None]}},
-            "field 'text' in row 2 of dataset {path!r} is a NoneType, but must be text.",
+            "field 'text' in row 2 of dataset {path!r} is None, but must be text.",
         ),
     ],
 )

@@ -137,9 +137,9 @@ def test_of_messages_what_the_assistant_says_counts(tmp_path, files_config, prog
     [
         ({"text": "hello"}, "line 1 of .* has neither 'prompt' and 'completion' nor 'messages'"),
         ([1], "line 1 of .* has neither"),
-        ({"messages": ["hello"]}, "message 1 of line 1 of .* is a JSON str"),
+        ({"messages": ["hello"]}, "message 1 of line 1 of .* is 'hello', but must be an object"),
         ({"messages": [{"role": "user"}]}, "message 1 of line 1 of .* has no field 'content'"),
-        ({"prompt": 3, "completion": "x"}, "field 'prompt' in line 1 of .* is a int, but must be text"),
+        ({"prompt": 3, "completion": "x"}, "field 'prompt' in line 1 of .* is 3, but must be text"),
         ({"prompt": "a", "completion": "b"}, "is a single conversation, which is not split; give data.validation"),
     ],
 )

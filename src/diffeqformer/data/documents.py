@@ -15,6 +15,7 @@ from pathlib import Path
 from diffeqformer.config import DataConfig
 from diffeqformer.data.decoding import Decoder, TextFile, blocks_of, require_unchanged, whole_lines
 from diffeqformer.errors import BadInput, Missing, reason
+from diffeqformer.plain import shown
 from diffeqformer.store.paths import path_of
 
 JSON_LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -176,11 +177,11 @@ def text_of(record: object, text_field: str, where: str) -> str:
     **Raises:** `BadInput` naming `where`, if the record has no such field or if it is not text.
     """
     if not isinstance(record, dict):
-        raise BadInput(f"{where} is a JSON {type(record).__name__}, but must be an object with field {text_field!r}.")
+        raise BadInput(f"{where} is {shown(record)}, but must be an object with field {text_field!r}.")
     require_field(record, text_field, where)
     value = record[text_field]
     if not isinstance(value, str):
-        raise BadInput(f"field {text_field!r} in {where} is a {type(value).__name__}, but must be text.")
+        raise BadInput(f"field {text_field!r} in {where} is {shown(value)}, but must be text.")
     return value
 
 
