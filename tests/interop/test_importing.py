@@ -391,6 +391,8 @@ BAD = {
     "heads by two names": ("gpt2", change(num_attention_heads=4),
         "n_head is 2, but num_attention_heads, its other name, 4; keep one of them"),
     "two lengths of waves": ("llama", change(rope_theta=50.0), "has rope_theta 100.0, but another place has 50.0"),
+    "a rope for each kind of layers": ("llama", change(rope_parameters={"full_attention": {"rope_theta": 100.0}}),
+        "rope_parameters has a table for 'full_attention', but must have one rotary embedding for all layers"),
     "rope is a word": ("llama", change(rope_scaling="linear"), "rope_scaling is 'linear', but must be a table"),
     "missing tensor": ("gpt2", tensors(transformer__h__1__ln_2__bias=None),
         "has no tensor 'h.1.ln_2.bias', of which config.json asks for shape (16,)"),

@@ -274,6 +274,8 @@ def rope_of(values: Values) -> Document:
             name = "rope_type" if written == "type" else written  # its name before Transformers 4.43
             if value is None:
                 continue
+            if isinstance(value, dict):  # of one kind of layers
+                raise BadInput(f"{key} has a table for {written!r}, but must have one rotary embedding for all layers.")
             before = given.setdefault(name, value)
             if before is not value and before != value:  # versions of Transformers differ in which of them they read
                 raise BadInput(f"{key} has {name} {value!r}, but another place has {given[name]!r}; keep one of them.")
