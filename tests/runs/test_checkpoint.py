@@ -402,3 +402,16 @@ def test_what_could_not_be_read_again_is_no_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(RunFailed, match=r"could not be written .*model/manifest.ocdbt is missing"):
         Checkpoints(tmp_path).save(1, items(), {})
     assert Checkpoints(tmp_path).steps() == []
+
+
+def test_an_interruption_while_arrays_are_read_is_no_failure(tmp_path, monkeypatch):
+    """Orbax makes an error of its own of whatever comes then."""
+
+    async def interrupted(**_):
+        raise KeyboardInterrupt
+
+    store = Checkpoints(tmp_path / "checkpoints")
+    store.save(1, items(), {})
+    monkeypatch.setattr("orbax.checkpoint._src.serialization.serialization._read_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.latest(items(), refuse_to_say)

@@ -45,7 +45,12 @@ def read_arrays(folder: Path, like: Items) -> dict[str, PyTree]:
     for item, tree in like.items():
         with _orbax() as checkpointer, _plain(folder) as there:
             targets = {name: _target(leaf) for name, leaf in by_path(tree).items()}
-            leaves = checkpointer.restore(there / item, args=StandardRestore(targets))
+            try:
+                leaves = checkpointer.restore(there / item, args=StandardRestore(targets))
+            except Exception as error:
+                if isinstance(error.__cause__, KeyboardInterrupt):  # of which Orbax makes an error of its own
+                    raise error.__cause__ from None
+                raise
         items[item] = jax.tree.unflatten(jax.tree.structure(tree), [leaves[name] for name in targets])
     return items
 
