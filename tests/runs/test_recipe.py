@@ -13,7 +13,7 @@ from diffeqformer.config import EMAConfig, KnotsConfig, LastConfig, LoRAConfig
 from diffeqformer.data.corpus import Corpus
 from diffeqformer.data.split import Part
 from diffeqformer.data.stream import Stream
-from diffeqformer.errors import BadInput, Interrupted
+from diffeqformer.errors import BadInput, Interrupted, RunFailed
 from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
@@ -323,6 +323,22 @@ def test_streams_resume_to_the_bit_from_where_they_were(config, tmp_path, monkey
     whole_and_resumed(config, tmp_path)
     (memory,) = found  # of the run that was stopped
     assert memory["batch"] == 6 and max(memory["places"]) > [0, 0, 0]
+
+
+def test_a_stream_with_a_bad_line_far_on_fails_and_says_what_is_safe(config, tmp_path, monkeypatch):
+    lines = [json.dumps({"text": f"{n} the cat sees " * (n % 5 + 1)}) for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    config = replace(config, data=replace(config.data, train=(f"{tmp_path}/a.jsonl",), stream=20))
+    read = Stream._read
+
+    def until_six(stream):
+        if stream._next == 6:
+            raise BadInput("line 50 of 'a.jsonl' is not valid JSON.")
+        return read(stream)
+
+    monkeypatch.setattr(Stream, "_read", until_six)
+    with pytest.raises(RunFailed, match=r"^line 50 of 'a.jsonl' is not valid JSON; the last good .* is at update 5\.$"):
+        train(config, Silent())
 
 
 @pytest.mark.parametrize(

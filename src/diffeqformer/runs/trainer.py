@@ -136,6 +136,10 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                     f"run folder {str(folder.path)!r} could not be written ({reason(error)}); "
                     f"{folder.checkpoints.last_good()}."
                 ) from error
+            except BadInput as error:
+                if not isinstance(batches, Stream):  # whose text is read, and may prove bad, only now
+                    raise
+                raise RunFailed(f"{str(error).removesuffix('.')}; {folder.checkpoints.last_good()}.") from error
         return TrainResult(folder.path, folder.config, state.result, tokens, entry)
 
 
