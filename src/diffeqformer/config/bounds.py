@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 
@@ -84,7 +85,7 @@ def require_once(option: str, named: Sequence[object]) -> None:
 
     **Raises:** `BadInput` naming the first that is.
     """
-    if twice := [one for one in named if named.count(one) > 1]:
+    if twice := [one for one, times in Counter(named).items() if times > 1]:
         raise BadInput(f"{option} names {twice[0]} more than once; each counts once, so name it once.")
 
 
