@@ -118,11 +118,14 @@ KNOWN_FLAGS = XLA_FLAGS="$(QUICK_FLAGS)" JAX_PLATFORMS=cpu $(BIN)/python -c 'imp
 QUICKLY = flags=; $(KNOWN_FLAGS) && flags="$(QUICK_FLAGS)"; \
 	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0 XLA_FLAGS="$$XLA_FLAGS $$flags"; $(PYTEST)
 
+# Collecting all test files takes half a minute, and few have these marks.
+WITH_TORCH = $(shell grep -rlE 'mark\.(torch|harness)' tests --include='test_*.py')
+
 test: install ##| nothing else | everything that takes seconds and no torch: the one to run before each commit
 	@$(QUICKLY) $(ARGS)
 
 test-torch: install-torch ##| torch, lm-eval (installed) | comparisons with torch, Transformers, PEFT and lm-eval alone
-	@$(QUICKLY) -m "(torch or harness) and not slow" $(ARGS)
+	@$(QUICKLY) -m "(torch or harness) and not slow" $(WITH_TORCH) $(ARGS)
 
 test-full: install-torch ##| torch, lm-eval (installed) | the tests of these two, compiled as what is shipped
 	$(PYTEST) -m "not slow and not browser" $(ARGS)

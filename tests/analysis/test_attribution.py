@@ -10,17 +10,21 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS, attribute
 from diffeqformer.analysis.lyapunov import populated
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.errors import BadInput, RunFailed
+from tests.cases import slow
 from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 
 POSITIONS, OUTPUTS = 7, (3, 6)
+LLAMA = "vanilla llama, grouped queries"
 
 
 def text():
     return tokens(1, POSITIONS)[0]
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries"])
+@pytest.mark.parametrize(
+    ("kind", "normed"),
+    [("diffeqformer", False), (LLAMA, True), *slow(("diffeqformer", True), (LLAMA, False))],
+)
 def test_every_method_against_its_definition(kind, normed):
     model, ids = model_of(replace(KINDS[kind], embedding_norm=normed)), text()
     with jax.enable_x64(True):

@@ -22,7 +22,8 @@ from diffeqformer.config import LlamaConfig
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.ode import grid
 from diffeqformer.ode.field import Block
-from tests.models import KINDS, TINY, model_of, of_dtype, tokens
+from tests.cases import slow, slow_but
+from tests.models import COVERING, KINDS, TINY, model_of, of_dtype, tokens
 
 POSITIONS = 7
 EXACT = {"atol": 1e-10, "rtol": 1e-10}
@@ -139,7 +140,7 @@ WIDE_HEADS = dataclasses.replace(
 SOLVED = {kind: config for kind, config in KINDS.items() if config.scheme.kind in STEPS} | {"wide heads": WIDE_HEADS}
 
 
-@pytest.mark.parametrize("kind", SOLVED)
+@pytest.mark.parametrize("kind", slow_but(COVERING | {"wide heads", "one mlp, strang"}, SOLVED))
 def test_pairwise_equals_dense_jacobians(kind):
     model, ids = model_of(SOLVED[kind]), text()
     with jax.enable_x64(True):
@@ -181,7 +182,7 @@ def test_pairwise_of_a_scheme_that_carries_two_states():
             assert np.allclose(found[i], -np.sort(-np.log(abs(np.diag(r)))), **EXACT)
 
 
-@pytest.mark.parametrize("kind", ["diffeqformer", pytest.param("time, reversible", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["diffeqformer", *slow("time, reversible")])
 def test_leading_exponents_are_the_singular_values_of_the_whole_flow_whatever_the_seed(kind):
     """Against the flow's dense matrix; the growth of random directions, the paper's, is below and depends on them."""
     model, ids, output, width = model_of(KINDS[kind]), text(), 5, TINY.width

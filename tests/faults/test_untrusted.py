@@ -29,6 +29,7 @@ from diffeqformer.store import files as store
 from diffeqformer.store.files import read_sealed, write_whole
 from diffeqformer.store.folders import becoming
 from diffeqformer.store.lock import folder_lock
+from tests.cases import slow, slow_but
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
 
@@ -227,7 +228,7 @@ def test_a_tokenizer_with_an_id_of_billions_is_refused_before_it_is_built(tmp_pa
     assert load_tokenizer(tmp_path).token_to_id('": 4000000000') == 270
 
 
-@pytest.mark.parametrize("line", [b"\n", b'{"text": "' + b"a" * 4000 + b'"}\n'], ids=["empty", "text"])
+@pytest.mark.parametrize("line", [b"\n", *slow(b'{"text": "' + b"a" * 4000 + b'"}\n')], ids=["empty", "text"])
 def test_a_small_file_that_expands_without_end_is_refused_at_once(tmp_path, line):
     """82 kB of newlines took 2.8 GB and 40 s."""
     bomb, press = tmp_path / "a.jsonl.zst", zstandard.ZstdCompressor(level=19).compressobj()
@@ -332,9 +333,7 @@ def read_in(document: dict, name: str) -> dict:
     return document["base"] if name == "finetune" else document["models"][0] if name == "spectra" else document
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("eval", "export", "steps") else pytest.param(n, marks=pytest.mark.slow) for n in COMMANDS]
-)
+@pytest.mark.parametrize("name", slow_but(["eval", "export", "steps"], COMMANDS))
 def test_an_older_state_is_read_only_if_asked_for(config, tmp_path, capsys, name):
     harmed(config.run, 8)
     words = COMMANDS[name].format(run=config.run, here=tmp_path).split()

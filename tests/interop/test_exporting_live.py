@@ -13,6 +13,7 @@ from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.model.generate import generate
 from diffeqformer.runs.opening import Run, load_run
+from tests.cases import slow_but
 from tests.interop.runs import EXPORTED, STOCK, run_of
 from tests.models import logits, model_of, tokens
 from tests.tolerances import STATES
@@ -86,9 +87,7 @@ QUICK = (
 )
 
 
-@pytest.mark.parametrize(
-    "kind", [*QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in EXPORTED if kind not in QUICK)]
-)
+@pytest.mark.parametrize("kind", slow_but(QUICK, EXPORTED))
 def test_logits_and_greedy_generation(kind, tmp_path):
     run = run_of(dataclasses.replace(EXPORTED[kind], compute_dtype="float32"))  # there: the precision of loading
     made = export(run, tmp_path / "made")

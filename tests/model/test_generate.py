@@ -8,10 +8,10 @@ import pytest
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import _generate, choose, generate, probabilities
-from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.models import TINY, covering_kinds, logits, model_of, tokens
 
 
-@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
+@covering_kinds
 def test_greedy_tokens_are_those_of_the_whole_model_run_again_for_each(config):
     """All tokens at once: no logit depends on a later one, as test_transformer.py shows to the bit."""
     model, ids = model_of(config), tokens(positions=4)

@@ -10,6 +10,7 @@ import pytest
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate, probabilities
 from diffeqformer.model.speculate import speculate
+from tests.cases import slow
 from tests.models import KINDS, TINY, logits, model_of, tokens
 
 DRAFTS = [("diffeqformer", 1), ("diffeqformer", 3), ("time, llama, nested norm", 3), ("one mlp, strang", 1)]
@@ -17,9 +18,7 @@ DRAFTS = [("diffeqformer", 1), ("diffeqformer", 3), ("time, llama, nested norm",
 MORE_DRAFTS = [("time, llama, nested norm", 1), ("one mlp, strang", 3), ("shared", 1), ("shared", 3)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "draft_length"), [*DRAFTS, *(pytest.param(*one, marks=pytest.mark.slow) for one in MORE_DRAFTS)]
-)
+@pytest.mark.parametrize(("kind", "draft_length"), [*DRAFTS, *slow(*MORE_DRAFTS)])
 def test_greedy_text_is_that_of_plain_decoding(kind, draft_length):
     model, ids = model_of(KINDS[kind]), tokens(batch=3, positions=2)
     plain = generate(model, ids, 10, key=jax.random.key(0), steps=6, temperature=0.0)
@@ -63,10 +62,7 @@ def sampled(sampling: dict, rows: int = 3000) -> tuple[np.ndarray, np.ndarray]:
     return counts, np.einsum("a,ab,abc->bc", start, one, two)
 
 
-SLOW = [pytest.param(one, marks=pytest.mark.slow) for one in ({"temperature": 1.0}, {"top_p": 0.6})]
-
-
-@pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 12}, *SLOW])
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7, "top_k": 12}, *slow({"temperature": 1.0}, {"top_p": 0.6})])
 def test_sampled_text_has_the_distribution_of_plain_decoding(sampling):
     """Pearson's chi-squared over the second and third token, against probabilities computed without drafts."""
     counts, expected = sampled(sampling)

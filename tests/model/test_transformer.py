@@ -55,7 +55,7 @@ def test_no_scheme_sees_the_future(scheme, family):
     assert (after[:, 6:] != before[:, 6:]).any(-1).all()
 
 
-@every_kind
+@covering_kinds
 def test_the_cached_path_sees_no_future_either_and_agrees(config):
     model, ids = model_of(config).populate(), tokens()
     decode = jax.jit(lambda model, *rest: model.decode(*rest))

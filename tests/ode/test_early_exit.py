@@ -11,19 +11,13 @@ import pytest
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.grid import Grid
+from tests.cases import slow
 from tests.models import KINDS, TINY, model_of, solved, states, tokens
 from tests.tolerances import STATES
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "diffeqformer",
-        "time, llama, nested norm",
-        "vanilla",
-        pytest.param("time, lie-trotter", marks=pytest.mark.slow),
-        pytest.param("shared", marks=pytest.mark.slow),
-    ],
+    "name", ["diffeqformer", "time, llama, nested norm", "vanilla", *slow("time, lie-trotter", "shared")]
 )
 def test_without_a_threshold_to_speak_of_nothing_changes(name):
     model, ids = model_of(KINDS[name]), tokens()
@@ -70,12 +64,7 @@ def by_hand(model, ids, edges: list[float], threshold: float) -> tuple[np.ndarra
 
 @pytest.mark.parametrize(
     ("first_step", "threshold"),
-    [
-        (None, 0.2),
-        (None, 0.8),
-        (0.4, 0.4),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(None, 0.4), (0.4, 0.2), (0.4, 0.8)]),
-    ],
+    [(None, 0.2), (None, 0.8), (0.4, 0.4), *slow((None, 0.4), (0.4, 0.2), (0.4, 0.8))],
 )
 def test_tokens_stop_as_written_down_by_hand(first_step, threshold):
     edges = [0.0] + [first_step + (1 - first_step) * step / 7 for step in range(8)] if first_step else np.arange(9) / 8

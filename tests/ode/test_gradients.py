@@ -1,7 +1,6 @@
 """All ways to a gradient give the same gradient, and it is the derivative."""
 
 import dataclasses
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import pytest
 from diffeqformer.config import DropoutConfig, ModelConfig, RecursiveConfig, ReversibleConfig, ToleranceConfig
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
+from tests.cases import slow, slow_but
 from tests.models import TINY, covering_kinds, model_of, of_dtype, tokens
 from tests.tolerances import GRADIENTS
 
@@ -28,8 +28,6 @@ REVERSIBLE = {
     ),
     "shared, midpoint": dataclasses.replace(TINY, weights="shared", scheme=ReversibleConfig("midpoint", 0.9)),
 }
-
-GENERATED = [kind for kind in REVERSIBLE if kind != "shared, midpoint"]
 
 
 def way(method: str | None, checkpoints: int = 2) -> object:
@@ -54,7 +52,7 @@ def difference(a: list[np.ndarray], b: list[np.ndarray]) -> float:
     return float(np.linalg.norm(flat(a) - flat(b)) / np.linalg.norm(flat(a)))
 
 
-@pytest.mark.parametrize("kind", ["shared, midpoint", *(pytest.param(k, marks=pytest.mark.slow) for k in GENERATED)])
+@pytest.mark.parametrize("kind", slow_but(["shared, midpoint"], REVERSIBLE))
 def test_the_four_methods_agree(kind):
     config = REVERSIBLE[kind]
     plain, back = (gradient(config, method, jnp.float32) for method in ("plain", "reversible"))
@@ -79,11 +77,9 @@ def scaled(model: Transformer, factor: float) -> Transformer:
     return jax.tree_util.tree_map_with_path(lambda path, leaf: factor * leaf if generated(path) else leaf, model)
 
 
-DEEP = [(24, "float32"), *(pytest.param(*one, marks=pytest.mark.slow) for one in product((24, 96), ("bfloat16",)))]
-DEEP += [pytest.param(96, "float32", marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize(("steps", "compute"), DEEP)
+@pytest.mark.parametrize(
+    ("steps", "compute"), [(24, "float32"), *slow((24, "bfloat16"), (96, "bfloat16"), (96, "float32"))]
+)
 def test_the_error_of_the_state_at_depth_0_rises_with_that_of_the_gradient(steps, compute):
     """On trained weights, and on these times 3, whose flow runs apart backwards."""
     config = dataclasses.replace(TINY, scheme="reversible", compute_dtype=compute)
@@ -119,9 +115,7 @@ def test_the_reversible_gradient_keeps_no_state_of_the_steps():
     assert temporary["checkpointed", 64] > 1.5 * temporary["checkpointed", 8]
 
 
-@pytest.mark.parametrize(
-    "method", ["checkpointed", *(pytest.param(method, marks=pytest.mark.slow) for method in ("plain", "recursive"))]
-)
+@pytest.mark.parametrize("method", ["checkpointed", *slow("plain", "recursive")])
 def test_the_gradient_through_an_adaptive_solve_is_the_derivative(method):
     """Of the solution: as the tolerance goes to zero both go to the derivative of the exact flow."""
     time = dataclasses.replace(TINY.weights, highest_frequency=4.0)

@@ -15,6 +15,7 @@ from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.layer_drop import LayerDropWeights, nested_order
+from tests.cases import slow
 from tests.models import logits, model_of
 
 CONFIG = ModelConfig(weights="layerdrop", scheme="residual", steps=8, width=16, heads=2, context=8, vocabulary=11)
@@ -112,7 +113,8 @@ def test_each_number_of_steps_lands_on_layers_of_its_own(order):
 
 
 @pytest.mark.parametrize(
-    ("steps", "shares"), [(1, {0: 1.0}), (3, {1: 2 - np.log2(3), 2: np.log2(3) - 1}), (4, {2: 1.0}), (8, {3: 1.0})]
+    ("steps", "shares"),
+    [(1, {0: 1.0}), (3, {1: 2 - np.log2(3), 2: np.log2(3) - 1}), *slow((4, {2: 1.0}), (8, {3: 1.0}))],
 )
 def test_a_nested_layer_is_corrected_by_the_number_of_steps(steps, shares):
     model = model_of(replace(CONFIG, weights=LayerDropConfig(nested=True, rank=2)))

@@ -23,6 +23,7 @@ from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.grid import Grid, Nodes
 from diffeqformer.ode.weights import LevelWeights
 from diffeqformer.ode.weights.levels import freed, level_shares
+from tests.cases import slow, slow_but
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES
 
@@ -47,7 +48,7 @@ def numbered(levels: tuple[int, ...]) -> LevelWeights:
     return jax.tree.map(lambda leaf: jnp.asarray(number(leaf), leaf.dtype), shapes)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 11, 16, 24, 32])
+@pytest.mark.parametrize("steps", [1, 3, 8, 11, 24, *slow(2, 5, 16, 32)])
 def test_each_dyadic_step_takes_the_block_of_its_place_and_length(steps):
     halvings = 4
     order = [
@@ -119,7 +120,7 @@ def test_levels_given_in_any_order_are_the_same_model():
         validate_model(config(2, 2))
 
 
-@pytest.mark.parametrize("kind", ["means of hats", "corrected boxes"])
+@pytest.mark.parametrize("kind", ["means of hats", *slow("corrected boxes")])
 def test_freed_tables_give_the_same_logits_at_their_depths(kind):
     base = model_of(dataclasses.replace(SHARING[kind], spacing="equal"))
     config = adapted_config(base.config, 4, become="levels", lora=None, levels=LEVELS)
@@ -131,7 +132,7 @@ def test_freed_tables_give_the_same_logits_at_their_depths(kind):
     assert of_five.spacing == "equal"
 
 
-@pytest.mark.parametrize("kind", SHARING)
+@pytest.mark.parametrize("kind", slow_but(["time networks", "corrected boxes"], SHARING))
 def test_freed_blocks_give_the_same_logits_at_all_depths(kind):
     base = model_of(SHARING[kind])
     model = adapt(base, adapted_config(base.config, 4, become="levels", lora=None), jax.random.key(0))

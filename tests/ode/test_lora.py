@@ -14,7 +14,8 @@ from diffeqformer.model.adapt import adapt, adapted_config
 from diffeqformer.model.build import abstract
 from diffeqformer.nn.linear import AdaptedLinear
 from diffeqformer.ode.lora import linear_maps, targets
-from tests.models import KINDS, TINY, logits, model_of, tokens
+from tests.cases import slow_but
+from tests.models import COVERING, KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
 LORA = LoRAConfig(rank=3, alpha=6.0)
@@ -36,7 +37,7 @@ def stirred(model):
     return eqx.tree_at(maps, model, [jnp.asarray(0.2 * draw(size=b.shape), b.dtype) for b in maps(model)])
 
 
-@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("kind", slow_but(COVERING, TABLES))
 def test_new_adapters_change_no_bit(kind):
     model, base = adapted(kind)
     found, wanted = logits(model, tokens()), logits(base, tokens())

@@ -14,6 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
 from diffeqformer.ode.schemes import SCHEMES, SplitField
 from diffeqformer.ode.solvers import SchemeSolver
+from tests.cases import slow
 from tests.models import TINY, model_of, of_dtype, tokens
 
 SMOOTH = dataclasses.replace(
@@ -54,10 +55,7 @@ def test_schemes_converge_at_their_order_on_a_transformers_field(scheme):
     assert order_of(config, 16) == pytest.approx(ORDERS[scheme], abs=0.2)
 
 
-UNEQUAL = [pytest.param(one, marks=pytest.mark.slow) for one in ("euler", "lie-trotter-middle")]
-
-
-@pytest.mark.parametrize("scheme", ["heun", "diffrax:LeapfrogMidpoint", *UNEQUAL])
+@pytest.mark.parametrize("scheme", ["heun", "diffrax:LeapfrogMidpoint", *slow("euler", "lie-trotter-middle")])
 def test_schemes_converge_at_their_order_over_unequal_steps(scheme):
     config = dataclasses.replace(SMOOTH, scheme=scheme)
     assert order_of(config, 16, stretch=1.3) == pytest.approx(ORDERS[scheme], abs=0.2)
@@ -94,7 +92,7 @@ def test_gradients_over_unequal_steps_are_those_of_plain_backpropagation():
 
 @pytest.mark.parametrize(
     ("base", "order", "steps"),
-    [("euler", 1, 128), ("euler", 1, 512), ("midpoint", 2, 16), ("strang", 2, 16), ("rk4", 4, 32)],
+    [("euler", 1, 128), ("midpoint", 2, 16), ("rk4", 4, 32), *slow(("euler", 1, 512), ("strang", 2, 16))],
 )
 def test_a_reversible_scheme_has_its_bases_order(base, order, steps):
     config = dataclasses.replace(SMOOTH, scheme=ReversibleConfig(base))
@@ -163,8 +161,7 @@ def test_a_method_is_refused_by_name_with_the_list_of_those_that_exist():
             dataclasses.replace(TINY, scheme=ReversibleConfig(base)).scheme.build()
 
 
-ADAPTIVE = ["heun", "diffrax:Tsit5", "diffrax:ReversibleHeun"]
-ADAPTIVE += [pytest.param(one, marks=pytest.mark.slow) for one in ("midpoint", "diffrax:Bosh3", "diffrax:Dopri8")]
+ADAPTIVE = ["heun", "diffrax:Tsit5", "diffrax:ReversibleHeun", *slow("midpoint", "diffrax:Bosh3", "diffrax:Dopri8")]
 """Each way to an error estimate: our tableau's, one of Diffrax's, and one without a tableau."""
 
 

@@ -26,6 +26,7 @@ from diffeqformer.ode.weights import populated
 from diffeqformer.ode.weights.source import mixed, unstack
 from diffeqformer.ode.weights.time_features import frequencies, time_features
 from diffeqformer.sharding import AXES
+from tests.cases import slow
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -50,7 +51,7 @@ def test_traced_times_give_the_same_features_to_float32s_precision_of_the_angle(
     np.testing.assert_allclose(traced, time_features(np.array([0.3, 0.9]), config), atol=4000 * 2**-24)  # t, f and f t
 
 
-@pytest.mark.parametrize("d_emb", [8, 96])
+@pytest.mark.parametrize("d_emb", [8, *slow(96)])
 def test_generated_matrices_start_at_the_standard_deviation_asked_for(d_emb):
     config = ModelConfig(width=64, heads=2, steps=6, vocabulary=16, context=8, weights=TimeConfig(d_emb=d_emb))
 
@@ -182,7 +183,7 @@ class _Mixed(eqx.Module):
         return Block(half("attention", nodes.attention), half("feed_forward", nodes.feed_forward))
 
 
-@pytest.mark.parametrize(("whole", "last"), [("attention", "down"), ("feed_forward", "output")])
+@pytest.mark.parametrize(("whole", "last"), [("attention", "down"), *slow(("feed_forward", "output"))])
 def test_rows_that_serve_all_steps_stand_beside_rows_of_each_step(whole, last):
     model = model_of(KINDS["macaron"])
     both = model.replace(weights=_Mixed(model.weights.layers, whole))

@@ -6,6 +6,7 @@ from diffeqformer.config import Config, MeshConfig, ModelConfig, TrainerConfig
 from diffeqformer.model.count import parameters
 from diffeqformer.runs.collectives import Collective, collectives
 from diffeqformer.runs.footprint import planned_exchange
+from tests.cases import slow
 
 PROGRAM = """HloModule jit_update
 
@@ -68,7 +69,7 @@ def test_bytes_around_a_ring(kind, sent):
     assert Collective(kind, 10, (0, 1, 2, 3), 10).sent == sent
 
 
-@pytest.mark.parametrize("mesh", [MeshConfig(data=2), pytest.param(MeshConfig(fsdp=2), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", [MeshConfig(data=2), *slow(MeshConfig(fsdp=2))])
 def test_what_an_update_exchanges(mesh):
     """With `data` every gradient is summed once, that of the tied embedding in two parts; with `fsdp` every matrix is
     put together forwards and backwards as well."""

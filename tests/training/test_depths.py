@@ -33,6 +33,7 @@ from diffeqformer.training.depths import (
     trained_depths,
 )
 from diffeqformer.training.update import initial_state, make_update
+from tests.cases import slow
 from tests.runs.tiny_run import changed
 from tests.tolerances import GRADIENT, LOSS
 
@@ -89,7 +90,7 @@ def test_the_first_updates_are_shallow():
     assert set(found[:400]) == {3} and set(found[400:410]) > {3}
 
 
-@pytest.mark.parametrize("steps", [pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("steps", [5, *slow(2)])
 def test_an_update_at_a_depth_takes_the_gradient_at_this_depth(steps):
     state = initial_state(config())
     gradient_of = jax.jit(jax.value_and_grad(lambda model: next_token_loss(model, IDS, steps=steps)))

@@ -21,6 +21,7 @@ from diffeqformer.config import (
 )
 from diffeqformer.training import factored, update
 from diffeqformer.training.update import initial_state, make_update
+from tests.cases import slow
 from tests.models import TINY, model_of
 from tests.tolerances import GRADIENT, LOSS, SCHEDULE, roundoff
 
@@ -81,9 +82,7 @@ def trained(config: Config, updates: int, monkeypatch: pytest.MonkeyPatch, whole
     [
         (Config(model=MODEL, optimizer=DECAYED, trainer=TrainerConfig(updates=50, batch_size=4, accumulation=2)), 50),
         # Where one rounding flips a bfloat16 the next loss is another, so the first update alone is compared.
-        pytest.param(
-            Config(model=ONE_MLP, optimizer=GUARDED, trainer=TrainerConfig(batch_size=4)), 1, marks=pytest.mark.slow
-        ),
+        *slow((Config(model=ONE_MLP, optimizer=GUARDED, trainer=TrainerConfig(batch_size=4)), 1)),
     ],
     ids=["parts of a batch, decay, average", "bfloat16, reversible, one MLP, guard"],
 )  # fmt: skip

@@ -18,10 +18,11 @@ from diffeqformer.studies.paper import controls as paper_controls
 from diffeqformer.studies.paper.models import GPU_MODELS
 from diffeqformer.studies.paper.runs import Arguments, Runs
 from diffeqformer.training.update import initial_state, make_update
+from tests.cases import slow_but
 
 SMALLEST = "diffeqformer-gpt-small"
 LARGE = [name for name in shipped_configs() if read_yaml(shipped_configs()[name]).model.compute_dtype == "bfloat16"]
-PRESETS = [name if name == SMALLEST else pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
+PRESETS = slow_but([SMALLEST], LARGE)
 CUDNN = ("fmhaSoftmax", "fmhaSoftmaxBackward")
 
 
