@@ -99,7 +99,7 @@ def color(index: int) -> str:
 def look(index: int, **more: Any) -> Look:
     """Colour, marker and line style of the model at this index in the results, and `more` arguments of `Line2D`."""
     rounds = index // len(COLORS)
-    again = {"linestyle": ("--", ":")[(rounds - 1) % 2]} if rounds else {}
+    again = {"linestyle": ("--", ":", "-.")[(rounds - 1) % 3]} if rounds else {}
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
 
 

@@ -13,6 +13,7 @@ from diffeqformer.config import (
     DepthConfig,
     LoRAConfig,
     Method,
+    ModelConfig,
     OptimizerConfig,
     Role,
     TrainerConfig,
@@ -63,6 +64,11 @@ def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConf
         rate /= ADAPTER_RATE
     trainer = replace(base.trainer, updates=UPDATES, evaluate_every=EVALUATE_EVERY)
     return replace(base.optimizer, learning_rate=rate), trainer
+
+
+def levels_of(model: ModelConfig, depth: DepthConfig) -> tuple[int, ...]:
+    """Return the numbers of steps that get a table of their own from the method `levels`; () for 1, 2, 4, ..."""
+    return () if model.spacing == "dyadic" else depth.always
 
 
 def usual_depth(base: Config, method: Method) -> DepthConfig:
@@ -123,8 +129,7 @@ def finetune_config(
             f"--method and --train-embeddings: {', '.join(trained)}."
         )
     depth = usual_depth(base.config, method) if depth is None else depth
-    levels = () if model.spacing == "dyadic" else depth.always
-    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora, levels=levels)
+    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora, levels=levels_of(model, depth))
     # What cannot be made from this base is refused here, not when training begins.
     eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(

@@ -160,6 +160,14 @@ def test_blocks_are_freed_after_a_third_of_the_updates(tmp_path):
     assert role["compute"] == before["compute"] + compute_of(freed)
 
 
+def test_tables_are_those_of_the_depths_that_every_update_trains_at_later():
+    (sharing, before), (freed, _) = runs_of(Arguments(task="text", models=("tables",), updates=9000), 0, Path("to"))
+    assert (sharing.model.spacing, sharing.depth.always) == ("thirds", (2, 4, 16)) == (freed.model.spacing, (2, 4, 16))
+    assert freed.model.weights == LevelsConfig((2, 3, 4, 6, 8, 12, 16)) == LevelsConfig(freed.depth.always)
+    assert freed.base.run == sharing.run == "to/sharing-thirds" and before["kind"] == "sharing-thirds"
+    assert all({*one.depth.always, *one.depth.sample} == {*range(2, 17)} for one in (sharing, freed))
+
+
 def test_lines_are_checkpoints_and_hollow_marks_models_of_one_depth():
     found = records()
     figure = by_steps(found, "loss")
