@@ -130,7 +130,7 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
     if isinstance(m.weights, LayerConfig):
         raise BadInput(
             f"{name} is {value!r}, but model.weights is 'layer': a table of layers has one depth; 'time', "
-            "'time-shared-mlp', 'knots', 'dyadic' and 'shared' have weights for all."
+            "'time-shared-mlp', 'knots', 'levels' and 'shared' have weights for all."
         )
     if m.tolerance:
         raise BadInput(f"{name} is {value!r}, but model.tolerance.rtol, {m.tolerance.rtol}, chooses the steps.")
