@@ -132,7 +132,7 @@ def test_freed_tables_give_the_same_logits_at_their_depths(kind):
     assert of_five.spacing == "equal"
 
 
-@pytest.mark.parametrize("kind", slow_but(["time networks", "corrected boxes"], SHARING))
+@pytest.mark.parametrize("kind", slow_but(["time networks", "corrected boxes", "modulated"], SHARING))
 def test_freed_blocks_give_the_same_logits_at_all_depths(kind):
     base = model_of(SHARING[kind])
     model = adapt(base, adapted_config(base.config, 4, become="levels", lora=None), jax.random.key(0))

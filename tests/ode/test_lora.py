@@ -37,7 +37,7 @@ def stirred(model):
     return eqx.tree_at(maps, model, [jnp.asarray(0.2 * draw(size=b.shape), b.dtype) for b in maps(model)])
 
 
-@pytest.mark.parametrize("kind", slow_but(COVERING, TABLES))
+@pytest.mark.parametrize("kind", slow_but(COVERING | {"vanilla llama, grouped queries"}, TABLES))
 def test_new_adapters_change_no_bit(kind):
     model, base = adapted(kind)
     found, wanted = logits(model, tokens()), logits(base, tokens())

@@ -25,7 +25,6 @@ from diffeqformer.runs.trainer import train
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.studies.run_report import run_report
 from diffeqformer.training.recipe import Callback, Recipe
-from tests.cases import slow
 from tests.runs.test_trainer import Lines, lasting, same_model
 from tests.runs.tiny_run import changed
 
@@ -60,7 +59,7 @@ def whole_and_resumed(config, tmp_path, recipe=None, at: int = 6):
     "settings",
     [
         {"rule": "adafactor", "schedule": "linear", "average": LastConfig(4), "spike": 1.5},
-        *slow({"rule": "muon", "schedule": "trapezoidal", "average": EMAConfig(0.8)}),
+        {"rule": "muon", "schedule": "trapezoidal", "average": EMAConfig(0.8)},
     ],
 )
 def test_rules_averages_and_the_guard_resume_to_the_bit(config, tmp_path, settings):
