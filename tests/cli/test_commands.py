@@ -134,8 +134,10 @@ def test_lists_of_numbers_may_have_commas():
     for wrong in ("2,,4", ",", "2,x"):
         with pytest.raises(BadInput, match="--depth.always is .*, but must be numbers, such as 2 4 8 or 2,4,8"):
             arguments_from(["depth-nested", "--depth.always", wrong], "train", ConfigArguments)
+    found = arguments_from(["depth-nested", "--depth.sample", "[12,4-9]"], "train", ConfigArguments).settings
+    assert found.depth.depths == (12, 4, 5, 6, 7, 8, 9)
     with pytest.raises(BadInput, match="--depth.sample is '4-9', '12', but must be numbers, .*, or a single word"):
-        arguments_from(["depth-nested", "--depth.sample", "4-9,12"], "train", ConfigArguments)
+        arguments_from(["depth-nested", "--depth.sample", "4-9", "12"], "train", ConfigArguments)
     with pytest.raises(BadInput, match="--depth.always is '2', 'x', but must be numbers, such as 2 4 8 or 2,4,8"):
         arguments_from(["depth-nested", "--depth.always=2,x"], "train", ConfigArguments)
 

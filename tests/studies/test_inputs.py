@@ -9,7 +9,7 @@ from diffeqformer.config import Config, ModelConfig, ToleranceConfig, dump_yaml,
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.store.files import write_sealed
-from diffeqformer.studies.inputs import directions, of_one_document, whole_numbers, whole_split
+from diffeqformer.studies.inputs import directions, of_one_document, whole_split
 
 
 @pytest.mark.parametrize(
@@ -33,20 +33,6 @@ def test_a_text_is_of_one_document():
     run = SimpleNamespace(tokenizer=tokenizer)
     for tokens, longest in (([1, 2, end, 3, 4, 5, end, 6], [3, 4, 5]), ([1, 2], [1, 2]), ([end, end], []), ([], [])):
         assert of_one_document(run, np.array(tokens, np.int32)).tolist() == longest
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("6", [6]), ("6, 12,24", [6, 12, 24]), ("2-5", [2, 3, 4, 5]), ("3 - 3,1-2", [3, 1, 2]), ("2,2-3,2", [2, 3])],
-)
-def test_numbers_are_lists_or_ranges(text, numbers):
-    assert list(whole_numbers(text, "--steps")) == numbers
-
-
-@pytest.mark.parametrize("text", ["", "0", "6,", "-3", "4-", "5-2", "1-2-3", "2–5", "1-16385", "a", "1.5"])
-def test_what_is_no_list_of_whole_numbers_is_refused(text):
-    with pytest.raises(BadInput, match="--steps is .*, but must be whole numbers of at least 1 and at most 16384"):
-        whole_numbers(text, "--steps")
 
 
 def test_as_many_directions_as_a_state_has():

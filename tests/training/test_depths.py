@@ -127,8 +127,10 @@ def test_jitter_moves_the_times_anew_each_update():
 
 
 REFUSED = [
-    ({"sample": "9-4"}, "depth.sample is '9-4', but must be numbers of steps or a range such as '4-9'."),
-    ({"sample": "many"}, "depth.sample is 'many', but must be numbers of steps or a range such as '4-9'."),
+    (
+        {"sample": "9-4"},
+        "depth.sample is '9-4', but must be whole numbers of at least 1 and at most 16384, such as 6, 6,12,24 or 2-6.",
+    ),
     ({"sample": [0, 4]}, "depth.sample is 0, but must be at least 1."),
     ({"sample": [4, 4]}, "depth.sample names 4 more than once; each counts once, so name it once."),
     ({"sample": [4, 6], "always": [2, 2]}, "depth.always names 2 more than once; each counts once, so name it once."),

@@ -9,11 +9,11 @@ import tyro
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import parse
 from diffeqformer.config import Which
-from diffeqformer.config.bounds import INT32, SIZES, setting
+from diffeqformer.config.bounds import INT32, SIZES, setting, whole_numbers
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Terminal
-from diffeqformer.studies.inputs import positive_numbers, require_usual, whole_numbers
+from diffeqformer.studies.inputs import positive_numbers, require_usual
 
 if TYPE_CHECKING:
     from diffeqformer.model.transformer import Transformer

@@ -71,7 +71,7 @@ class Arguments:
     train those (continuous); or give each depth of --depth.always a table of layers of its own (with dyadic steps 1, 2,
     4, ...), of which other depths take some layers of two, and train all of them (levels)."""
     depths: Annotated[tuple[int, ...] | str, tyro.conf.arg(metavar="N")] = ()
-    """Numbers of steps to draw each update's depth from, such as 4 6 9 or a range, 4-9 (methods continuous and levels),
+    """Numbers of steps to draw each update's depth from, such as 4 6 9, 4-9 or 3,5-15 (methods continuous and levels),
     short for --depth.sample; those of the base run if not given."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="FILES")] = ()
     """Text files or globs to train on, a part held out for validation unless --data.validation names some; the base

@@ -30,11 +30,16 @@ def spelled(words: Sequence[str], options: Hints) -> list[str]:
 
 
 def separated(words: Sequence[str], options: Hints) -> list[str]:
-    """Split lists of numbers such as `2,4,8` or `[2,4,8]` into words, as tyro reads them: `--depth.always 2 4 8`."""
+    """Split lists of numbers such as `2,4,8` or `[2,4,8]` into words, as tyro reads them: `--depth.always 2 4 8`.
+
+    A list with a range, `3,5-15`, stays whole where the option may be text.
+    """
     found: list[str] = []
     for option, equals, value, hint in _parts(words, options):
         parts = [part.strip() for part in value.strip(" ,[]()").split(",")]  # `2, 4, 8` is three words, two with commas
         numbers = any(get_args(one)[0] in (int, float) for one in _lists(hint))
+        if numbers and str in get_args(hint) and "-" in value:
+            parts = [",".join(parts)]
         divided = numbers and parts != [value] and all(parts)
         found += [*([option] if equals else []), *parts] if divided else [option + equals + value]
     return found

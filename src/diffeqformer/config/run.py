@@ -7,13 +7,11 @@ names the key, its value and what would be right. The resolved config is written
 from dataclasses import dataclass, field
 from typing import Literal
 
-from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, UINT32, setting
+from diffeqformer.config.bounds import INT32, MOST_STEPS, SIZES, UINT32, setting, whole_numbers
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import OptimizerConfig
 from diffeqformer.config.puzzles import PuzzleConfig
 from diffeqformer.config.sections import SharedConfig
-from diffeqformer.errors import BadInput
-from diffeqformer.plain import shown
 
 Which = Literal["latest", "best", "sound"]
 """A run's newest checkpoint, that of lowest validation loss, or the newest that is not damaged."""
@@ -104,7 +102,7 @@ class DepthConfig:
     """Training at depths that are drawn anew for each update, so that one checkpoint serves many."""
 
     sample: tuple[int, ...] | str = ()
-    """Numbers of steps to draw from, such as 4 6 9 or a range, 4-9; if none, all updates are at `model.steps`."""
+    """Numbers of steps to draw from, such as 4 6 9, 4-9 or 3,5-15; if none, all updates are at `model.steps`."""
     weights: tuple[float, ...] | Literal["equal", "inverse"] = "equal"
     """How often each is drawn, or its share of the rows: equally, inversely to its cost (each depth gets as much
     compute), or as listed."""
@@ -131,15 +129,7 @@ class DepthConfig:
 
         **Raises:** `BadInput` for an invalid range.
         """
-        if not isinstance(self.sample, str):
-            return self.sample
-        # Cut, since Python refuses to read whole numbers of thousands of digits.
-        ends = [int(end) for end in self.sample[:99].split("-") if end.isdecimal()]
-        if len(ends) != 2 or not ends[0] < ends[1] or self.sample.count("-") != 1:
-            raise BadInput(
-                f"depth.sample is {shown(self.sample)}, but must be numbers of steps or a range such as '4-9'."
-            )
-        return tuple(range(ends[0], min(ends[1], MOST_STEPS + 1) + 1))  # one too many is refused by `validate`
+        return whole_numbers(self.sample, "depth.sample") if isinstance(self.sample, str) else self.sample
 
     @property
     def drawn(self) -> tuple[int, ...]:

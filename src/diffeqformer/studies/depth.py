@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from diffeqformer.config.bounds import SIZES, setting
+from diffeqformer.config.bounds import SIZES, setting, whole_numbers
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
@@ -54,7 +54,7 @@ class Arguments(inputs.OfRun):
 
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Evaluate the run at every depth and the others at their own, taking turns."""
-    given = inputs.whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
+    given = whole_numbers(arguments.steps, "--steps") if arguments.steps else ()
     thresholds = inputs.positive_numbers(arguments.early_exit, "--early-exit") if arguments.early_exit else ()
     from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.evaluation.depth import Adaptive, DepthCurve, Mark, possible_depths, require_depths, usual_depths

@@ -77,22 +77,6 @@ class OfText(OfRun):
     """Text files or globs; the run's validation split if not given."""
 
 
-def whole_numbers(text: str, name: str) -> tuple[int, ...]:
-    """Parse `"6,12,24"` or `"2-6,12"` into numbers, each once.
-
-    **Raises:** `BadInput` if a part is neither a whole number from 1 to `MOST_STEPS` nor a range of them.
-    """
-    ends = [[end.strip() for end in part.split("-")] for part in text.split(",")]
-    # Python's `int` raises for thousands of digits, so the length is checked first.
-    written = all(end.isdecimal() and len(end) < 20 and 1 <= int(end) <= MOST_STEPS for part in ends for end in part)
-    if not written or any(len(part) > 2 or int(part[0]) > int(part[-1]) for part in ends):
-        raise BadInput(
-            f"{name} is {shown(text)}, but must be whole numbers of at least 1 and at most {MOST_STEPS}, such as 6, "
-            "6,12,24 or 2-6."
-        )
-    return tuple(dict.fromkeys(number for part in ends for number in range(int(part[0]), int(part[-1]) + 1)))
-
-
 def positive_numbers(text: str, name: str) -> tuple[float, ...]:
     """Parse `"0.05,0.1"` into numbers.
 

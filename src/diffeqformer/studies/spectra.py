@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from diffeqformer.config import LayerConfig, SharedConfig
-from diffeqformer.config.bounds import MOST_STEPS, UINT32, setting
+from diffeqformer.config.bounds import MOST_STEPS, UINT32, setting, whole_numbers
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import digits, join, percent
-from diffeqformer.studies.inputs import OfRun, whole_numbers
+from diffeqformer.studies.inputs import OfRun
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:

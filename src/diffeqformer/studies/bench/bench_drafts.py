@@ -11,7 +11,7 @@ import numpy as np
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.studies.bench import benchmark as b
-from diffeqformer.studies.inputs import evaluation_text, whole_numbers
+from diffeqformer.studies.inputs import evaluation_text
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:

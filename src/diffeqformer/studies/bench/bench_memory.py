@@ -8,12 +8,13 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from diffeqformer.config import ModelConfig, RecursiveConfig, ReversibleConfig
+from diffeqformer.config.bounds import whole_numbers
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number
 from diffeqformer.studies.bench import bench_train
 from diffeqformer.studies.bench import benchmark as b
-from diffeqformer.studies.inputs import File, whole_numbers
+from diffeqformer.studies.inputs import File
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from diffeqformer.config import Config, read_shipped, validate, with_values
-from diffeqformer.config.bounds import setting
+from diffeqformer.config.bounds import setting, whole_numbers
 from diffeqformer.devices import DEVICES, USABLE, Device
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Values
@@ -16,7 +16,6 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, duration, percent, size
 from diffeqformer.studies.bench import benchmark as b
 from diffeqformer.studies.bench.bench_train import PASSES
-from diffeqformer.studies.inputs import whole_numbers
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
