@@ -122,10 +122,11 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         "The verdicts are about models of this size and length of training, not about the paper's.",
         f"The rule was written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
         f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; otherwise the effect is "
-        "within noise. A positive effect always supports the claim. Models that are compared saw the same batches in "
-        "the same order. Each claim is judged on its own, without a correction for multiple comparisons: of effects "
-        "that are truly zero, one in twenty is decided by chance, and more where seeds are added after the first "
-        "verdict, because claims are judged again with each seed.",
+        "within noise. Claims without randomness (counts, causality, planned memory) are measured once and hold if the "
+        "effect is positive. A positive effect always supports the claim. Models that are compared saw the same "
+        "batches in the same order. Each claim is judged on its own, without a correction for multiple comparisons: of "
+        "effects that are truly zero, one in twenty is decided by chance, and more where seeds are added after the "
+        "first verdict, because claims are judged again with each seed.",
         *([joined] if a.record else []),
     ]
 

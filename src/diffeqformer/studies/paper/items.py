@@ -176,7 +176,7 @@ ITEMS = {
             *(
                 Claim(f"after LoRA DiffEqFormer of 6 steps is ahead of GPT of 8 layers at {steps} steps",
                       f"{NATS}, GPT's minus its own, over both directions", (OURS,), adapted(steps),
-                      question="" if steps > 3 else "After LoRA, is it with half of its steps ahead of a deeper GPT?")
+                      question="" if steps > 3 else "After LoRA, is it ahead of a deeper GPT at half of its steps?")
                 for steps in (3, 4, 6, 8)
             ),
             *(
