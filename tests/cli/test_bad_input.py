@@ -84,7 +84,10 @@ BAD_WORDS = {
         "sample nowhere --prompt x --draft-length 3",
         "--draft-length is 3, but without --draft-steps",
     ),
-    "train: no range": ("train quickstart-elastic --depth.sample 9-4", "depth.sample is '9-4', but must be whole numbers of"),
+    "train: no range": (
+        "train quickstart-elastic --depth.sample 9-4",
+        "depth.sample is '9-4', but must be whole numbers of",
+    ),
     "train: depths of a table": (
         "train quickstart-gpt --depth.sample 2 3",
         "depth.sample is (2, 3), but model.weights is 'layer': a table of layers has one depth",

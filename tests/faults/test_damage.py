@@ -25,6 +25,7 @@ from diffeqformer.interop.peft import load_adapter
 from diffeqformer.runs.finetune import finetune_config
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
+from tests.cases import slow
 from tests.faults.conftest import Lines, write_text
 from tests.faults.small_run import config as config_of
 
@@ -160,7 +161,7 @@ def latest(folder: Path) -> int:
     return max(int(entry.name) for entry in (folder / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("name", ["run", "tuned", "imported"])
+@pytest.mark.parametrize("name", ["tuned", "imported", *slow("run")])
 def test_a_damaged_run_gives_its_own_model_or_none(place, name):
     assert model_survives(place.folder / name, whole=False) > 10
 

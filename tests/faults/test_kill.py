@@ -230,6 +230,7 @@ def test_a_second_process_is_refused_while_the_first_trains_and_a_killed_ones_lo
     assert place.end(signal.SIGKILL) == [-signal.SIGKILL]
 
 
+@pytest.mark.slow  # tests/runs/test_trainer.py stops runs by it, and tests/cli/test_program.py commands
 def test_sigterm_saves_within_a_grace_of_thirty_seconds(place):
     place.start("terminated", 100_000)
     wait_for(place, "terminated", "[0-9]*")

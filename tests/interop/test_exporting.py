@@ -42,6 +42,7 @@ from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.sharding import by_path
+from tests.cases import slow
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of
 from tests.models import TINY, logits, model_of, tokens
@@ -76,9 +77,17 @@ def saved(tmp_path):
 TABLES = (*STOCK, "macaron", "ode transformer")
 
 
+POPULATED = ("time, gpt", "one mlp, llama", "knots, gpt", "knots, llama 3 and qwen", "shared, gpt")
+"""Each source of weights and each family; the others at 3 steps are slow."""
+
+
 @pytest.mark.parametrize(
     ("kind", "steps"),
-    [*((kind, None) for kind in (*TABLES, *CONTINUOUS, "time, llama as released")), *((k, 3) for k in CONTINUOUS)],
+    [
+        *((kind, None) for kind in (*TABLES, *CONTINUOUS, "time, llama as released")),
+        *((kind, 3) for kind in POPULATED),
+        *slow(*((kind, 3) for kind in CONTINUOUS if kind not in POPULATED)),
+    ],
 )
 def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     """The same model, bit for bit, continuous or a table, and the same tokenizer."""

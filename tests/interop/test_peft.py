@@ -16,6 +16,7 @@ from diffeqformer.interop.exporting import export
 from diffeqformer.interop.huggingface import from_huggingface
 from diffeqformer.interop.peft import load_adapter
 from diffeqformer.runs.opening import load_run
+from tests.cases import slow
 from tests.interop.runs import EXPORTED, run_of
 from tests.models import logits, tokens
 from tests.tolerances import roundoff
@@ -53,8 +54,14 @@ def changed(exported, tmp_path):
     return write
 
 
-@pytest.mark.parametrize("targets", [("*",), ("attention.output", "up")])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        *((kind, ("*",)) for kind in KINDS),
+        (KINDS[1], ("attention.output", "up")),
+        *slow(*((kind, ("attention.output", "up")) for kind in KINDS if kind != KINDS[1])),
+    ],
+)
 def test_what_is_exported_is_read_back_to_the_bit(kind, targets, tmp_path):
     run, ids = adapted(kind, targets), tokens()
     export(run, tmp_path / "made", adapter=True)
