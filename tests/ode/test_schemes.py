@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
 from diffeqformer.ode.schemes import SCHEMES, SplitField
 from diffeqformer.ode.solvers import SchemeSolver
-from tests.cases import slow
+from tests.cases import slow, slow_but
 from tests.models import TINY, model_of, of_dtype, tokens
 
 SMOOTH = dataclasses.replace(
@@ -127,7 +127,11 @@ def by_diffrax(terms, solver, steps=20):
 HALVES = diffrax.MultiTerm(diffrax.ODETerm(oscillator), diffrax.ODETerm(damping))
 
 
-@pytest.mark.parametrize("name", [name for name in SCHEMES if name.startswith("diffrax:")])
+QUICK = ["Euler", "Heun", "Dopri8", "ReversibleHeun", "LeapfrogMidpoint"]
+"""Of one stage, of two, of fourteen, reversible, and of two steps; the others are slow."""
+
+
+@pytest.mark.parametrize("name", slow_but([f"diffrax:{one}" for one in QUICK], [s for s in SCHEMES if ":" in s]))
 def test_schemes_named_after_diffraxs_solvers_take_their_steps(name):
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         theirs = by_diffrax(diffrax.ODETerm(both), getattr(diffrax, name.partition(":")[2])())
@@ -182,7 +186,7 @@ def test_adaptive_steps_reach_the_tolerance_and_count_their_evaluations(scheme):
 
 
 @pytest.mark.parametrize(
-    "solver", ["Heun", "Midpoint", "Ralston", "Bosh3", "Tsit5", "Dopri5", "Dopri8", "ReversibleHeun"]
+    "solver", ["Heun", "Bosh3", "Dopri8", "ReversibleHeun", *slow("Midpoint", "Ralston", "Tsit5", "Dopri5")]
 )
 def test_counted_evaluations_are_those_that_happened(solver):
     happened = []

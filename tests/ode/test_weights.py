@@ -26,7 +26,7 @@ from diffeqformer.ode.weights import populated
 from diffeqformer.ode.weights.source import mixed, unstack
 from diffeqformer.ode.weights.time_features import frequencies, time_features
 from diffeqformer.sharding import AXES
-from tests.cases import slow
+from tests.cases import slow, slow_but
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -136,7 +136,11 @@ OWN_SCHEMES = [name for name, scheme in SCHEMES.items() if isinstance(scheme, On
 
 
 @pytest.mark.parametrize(
-    ("weights", "scheme"), [*(("time", scheme) for scheme in OWN_SCHEMES), ("time-shared-mlp", "macaron")]
+    ("weights", "scheme"),
+    [
+        *slow_but([("time", "lie-trotter-middle"), ("time", "rk4")], [("time", scheme) for scheme in OWN_SCHEMES]),
+        ("time-shared-mlp", "macaron"),
+    ],
 )
 def test_constant_time_networks_are_the_shared_weight_model(weights, scheme):
     """With P, B, G and S zero the weights are C at every depth."""
