@@ -325,6 +325,16 @@ def without_end(folder: Path) -> None:
     path.write_text(path.read_text().replace("</s>", "<stop>"))
 
 
+def panicking(**parts):
+    """A tokenizer with parts at which the tokenizers library panics."""
+
+    def edit(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | parts))
+
+    return edit
+
+
 def larger_tokenizer(folder: Path) -> None:
     tokenizer = word_tokenizer()
     tokenizer.add_tokens([f"word{i}" for i in range(30)])
@@ -422,6 +432,14 @@ BAD = {
     "sentencepiece": ("llama", sentencepiece, "in tokenizer.model only, which is not read; AutoTokenizer"),
     "no tokenizer": ("gpt2", lambda folder: (folder / "tokenizer.json").unlink(), "holds neither tokenizer.json"),
     "tokenizer without end": ("gpt2", without_end, "has no token that ends a document"),
+    "tokenizer that cannot decode": ("gpt2",
+        panicking(decoder={"type": "Strip", "content": "a", "start": 0, "stop": 3}), "the tokenizer cannot decode the"),
+    "tokenizer that cannot start a text": ("gpt2",
+        panicking(post_processor={"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                                  "pair": [], "special_tokens": {}}), "the tokenizer cannot encode"),
+    "tokenizer that cannot be made": ("gpt2",
+        panicking(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
+        "tokenizer.json' cannot be read: Precompiled"),
     "larger tokenizer": ("gpt2", larger_tokenizer, "has 44 entries, but the model's embedding only 32"),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ from itertools import groupby
 from tokenizers import Tokenizer
 
 from diffeqformer.data.split import Part
-from diffeqformer.data.tokenizer import encode, encode_all, end_of_text, pieces
+from diffeqformer.data.tokenizer import decode, encode, encode_all, end_of_text, pieces
 
 PIECE_CHARACTERS = 1 << 16
 BATCH_CHARACTERS = 1 << 20
@@ -53,7 +53,7 @@ class LostText:
                 text = text[:PIECE_CHARACTERS]
                 ids = encode(self._tokenizer, text)
             known = [one for one in ids if one != self._unknown]
-            told = self._tokenizer.decode(known, skip_special_tokens=not self._special)
+            told = decode(self._tokenizer, known, special=self._special)
             self._seen += len(text)
             self._lost += 0 if told == text else (Counter(text) - Counter(told)).total()
         self._passed += length

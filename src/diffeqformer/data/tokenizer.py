@@ -70,7 +70,7 @@ def encode(tokenizer: Tokenizer, text: str, *, around: bool = False) -> list[int
     try:
         return tokenizer.encode(text, add_special_tokens=around).ids
     except BaseException as error:
-        if not _of_library(error):
+        if not of_library(error):
             raise
         raise BadInput(
             f"the tokenizer cannot encode {shown(text)}: {reason(error)}; it needs tokens for all that a text may "
@@ -83,12 +83,28 @@ def encode_all(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     try:
         return [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
     except BaseException as error:
-        if not _of_library(error):
+        if not of_library(error):
             raise
         return [encode(tokenizer, text) for text in texts]  # the error names the one that fails
 
 
-def _of_library(error: BaseException) -> bool:
+def decode(tokenizer: Tokenizer, ids: Sequence[int], *, special: bool = False) -> str:
+    """Return the text of some tokens; with `special`, special tokens are in it by name.
+
+    **Raises:** `BadInput` if the tokenizer cannot decode them.
+    """
+    try:
+        return tokenizer.decode(ids, skip_special_tokens=not special)
+    except BaseException as error:
+        if not of_library(error):
+            raise
+        raise BadInput(
+            f"the tokenizer cannot decode the tokens {shown([*ids])}: {reason(error)}; its decoder must take all of its"
+            " tokens."
+        ) from None
+
+
+def of_library(error: BaseException) -> bool:
     """Whether an error is the tokenizers library's: a bare exception, or a panic, which is not an `Exception`."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 

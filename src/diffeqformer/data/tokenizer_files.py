@@ -11,7 +11,15 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
 from diffeqformer.config.bounds import MOST_ENTRIES
 from diffeqformer.data.beside import TOKENIZER_BYTES, declared_settings, more_special_tokens, special_tokens
-from diffeqformer.data.tokenizer import END_OF_TEXT, ENDS_OF_TEXT, byte_level, encode, plain_text, vocabulary_size
+from diffeqformer.data.tokenizer import (
+    END_OF_TEXT,
+    ENDS_OF_TEXT,
+    byte_level,
+    encode,
+    of_library,
+    plain_text,
+    vocabulary_size,
+)
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import Document, shown
 from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
@@ -172,7 +180,9 @@ def _reading(what: str) -> Iterator[None]:
         raise BadInput(f"{what} cannot be read: {error}") from None
     except MemoryError:  # the machine's fault, not the file's
         raise
-    except Exception as error:  # the library raises bare exceptions
+    except BaseException as error:
+        if not of_library(error):
+            raise
         raise BadInput(f"{what} cannot be read: {reason(error)}.") from error
 
 

@@ -19,7 +19,7 @@ from lm_eval.api.registry import register_model  # pyright: ignore[reportMissing
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyright: ignore[reportMissingImports]
 
 from diffeqformer.config.bounds import whole
-from diffeqformer.data.tokenizer import encode
+from diffeqformer.data.tokenizer import decode, encode
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
 from diffeqformer.model.count import count
@@ -241,7 +241,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         # Decoding drops special tokens, so stops that are special tokens are looked for among the ids.
         special = [number for stop in stops if (number := tokenizer.token_to_id(stop)) in added]
         ends = np.flatnonzero(np.isin(drawn, [*self._ends, *special]))
-        text = tokenizer.decode(drawn[: ends[0] if len(ends) else None].tolist())
+        text = decode(tokenizer, drawn[: ends[0] if len(ends) else None].tolist())
         found = [place for place in map(text.find, stops) if place >= 0]
         return text[: min(found, default=None)], bool(found or len(ends))
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, OptimizerConfig
 from diffeqformer.data.beside import SPECIAL, TEMPLATE, beside_tokenizer
-from diffeqformer.data.tokenizer import end_of_text, vocabulary_size, without_special
+from diffeqformer.data.tokenizer import decode, end_of_text, leading, vocabulary_size, without_special
 from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.huggingface import CONFIG, Published, open_huggingface
@@ -114,6 +114,9 @@ def _tokenizer_of(published: Published, progress: Progress) -> Tokenizer:
         )
     tokenizer = load_tokenizer(folder)
     end_of_text(tokenizer)
+    # Called for their checks: what uses the run would fail otherwise, after its work.
+    decode(tokenizer, [*tokenizer.get_vocab().values()])
+    leading(tokenizer)
     entries, vocabulary = vocabulary_size(tokenizer), published.config.vocabulary or 0
     tokenizer, left = without_special(tokenizer, vocabulary)
     if vocabulary_size(tokenizer) > vocabulary:

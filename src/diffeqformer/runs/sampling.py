@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from diffeqformer.config.bounds import whole
-from diffeqformer.data.tokenizer import encode, ends_of_generation
+from diffeqformer.data.tokenizer import decode, encode, ends_of_generation
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import generate
 from diffeqformer.model.speculate import Speculation, speculate
@@ -135,10 +135,10 @@ def _arguments(
 def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array, stops: Sequence[int]) -> list[str]:
     """Return what follows the prompt, decoded with it, since some tokenizers drop the space that a text begins with."""
     ends, before = {*stops, *ends_of_generation(tokenizer)}, encode(tokenizer, prompt)
-    known = tokenizer.decode(before)
+    known = decode(tokenizer, before)
     new = [list(takewhile(lambda token: token not in ends, row)) for row in np.asarray(drawn).tolist()]
-    whole = [tokenizer.decode([*before, *row]) for row in new]
+    whole = [decode(tokenizer, [*before, *row]) for row in new]
     return [
-        text[len(known) :] if text.startswith(known) else tokenizer.decode(row)
+        text[len(known) :] if text.startswith(known) else decode(tokenizer, row)
         for text, row in zip(whole, new, strict=True)
     ]
