@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from diffeqformer import config as configuration
-from diffeqformer.config import EMAConfig, ToleranceConfig, dump_yaml
+from diffeqformer.config import EMAConfig, LayerConfig, LoRAConfig, ToleranceConfig, dump_yaml
 from diffeqformer.data.loader import Loader
 from diffeqformer.errors import BadInput, Damaged, Diverged, Interrupted, RunFailed
 from diffeqformer.progress import Silent
@@ -28,6 +28,7 @@ from diffeqformer.runs.folder import RunFolder
 from diffeqformer.runs.metrics import Metrics, read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import results_of
+from diffeqformer.runs.settings import difference, numeric
 from diffeqformer.runs.trainer import train
 from diffeqformer.store.lock import folder_lock
 from diffeqformer.training import loop
@@ -378,6 +379,20 @@ def test_another_config_is_refused_by_its_first_difference(config):
         "choose another folder with --run (or --to, where the command has that)."
     )
     assert snapshot(Path(config.run)) == before
+
+
+@pytest.mark.parametrize(
+    ("weights", "name"),
+    [
+        ("layerdrop", "model.weights.order"),
+        ("levels", "model.weights.levels"),
+        (LayerConfig(lora=LoRAConfig()), "model.weights.lora.targets"),
+    ],
+)
+def test_a_setting_that_is_newer_than_the_run_had_its_default(config, weights, name):
+    config = changed(config, model__weights=weights)
+    settings = numeric(config)
+    assert difference(config, settings, {other: settings[other] for other in settings.keys() - {name}}) is None
 
 
 def test_settings_that_change_no_number_may_change(config, monkeypatch):

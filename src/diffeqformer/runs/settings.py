@@ -66,5 +66,6 @@ def _defaults(section: Any, prefix: str = "") -> Document:
         if dataclasses.is_dataclass(value):
             found |= _defaults(value, f"{name}.")
         elif field.default is not dataclasses.MISSING:
-            found[name] = field.default
+            # A list, as `to_dict` makes of it: a tuple would differ from the same setting of a config.
+            found[name] = list(field.default) if isinstance(field.default, tuple) else field.default
     return found
