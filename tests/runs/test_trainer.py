@@ -395,11 +395,18 @@ def test_a_setting_that_is_newer_than_the_run_had_its_default(config, weights, n
     assert difference(config, settings, {other: settings[other] for other in settings.keys() - {name}}) is None
 
 
-def test_settings_that_change_no_number_may_change(config, monkeypatch):
+def test_settings_that_change_no_number_may_change_but_not_those_of_jax(config, monkeypatch):
     stop_after(monkeypatch, 4)
     with pytest.raises(Interrupted):
         train(config, Silent())
     monkeypatch.undo()
+    before = snapshot(Path(config.run))
+    sentence = f"jax_enable_x64 of JAX is True, but run folder '{config.run}' was trained with False, on which"
+    with jax.enable_x64(True), pytest.raises(BadInput, match=re.escape(sentence)):
+        train(config, Silent())
+    with jax.threefry_partitionable(False), pytest.raises(BadInput, match="jax_threefry_partitionable of JAX is False"):
+        train(config, Silent())
+    assert snapshot(Path(config.run)) == before
     again = changed(config, trainer__log_every=1, trainer__checkpoint_every=2, trainer__keep_last=3)
     train(again, Silent())
     assert configuration.read_yaml(Path(config.run) / "config.yaml").trainer == again.trainer

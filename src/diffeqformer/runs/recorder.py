@@ -18,7 +18,7 @@ from diffeqformer.runs.distributed import Agreement, is_main
 from diffeqformer.runs.folder import PROFILE, RunFolder, remember
 from diffeqformer.runs.meter import Meter
 from diffeqformer.runs.metrics import Record
-from diffeqformer.runs.resume import ResumeState, items_of
+from diffeqformer.runs.resume import ResumeState, items_of, jax_settings
 from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
 from diffeqformer.runs.utilization import Trace
@@ -215,7 +215,7 @@ class Recorder:
         self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
         self.resumed.callbacks, self.resumed.names = self.recipe.memories(), list(map(name_of, self.recipe.callbacks))
         metadata = self.resumed.metadata(self.log.digest) | self.files
-        metadata |= {"own": own_parts(state.model), "recipe": self.recipe.own}
+        metadata |= {"own": own_parts(state.model), "recipe": self.recipe.own, "jax": jax_settings()}
         self.writer.save(self.step, items_of(state, self.config), metadata, metric)
         for callback in self.recipe.callbacks:
             callback.saved(self.step)

@@ -26,6 +26,12 @@ from diffeqformer.training.optimizer import split_trained
 from diffeqformer.training.recipe import Callback, Recipe, name_of
 from diffeqformer.training.update import State, initial_state
 
+JAX_SETTINGS = (
+    "jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable", "jax_random_seed_offset",
+    "jax_default_matmul_precision",
+)  # fmt: skip
+"""Settings of JAX, from the environment or `jax.config`, that updates depend on: rounding, dropout, drawn depths."""
+
 
 @dataclass
 class Clock:
@@ -85,7 +91,7 @@ class Beginning:
     **Arguments:** `folder` of the run, whose config has the vocabulary's size; `base`, the model that it fine-tunes, if
     any; `build` and `recipe`, as for `train`.
 
-    **Raises:** `BadInput` if `build` or `recipe` has other parts than the run.
+    **Raises:** `BadInput` if `build` or `recipe` has other parts than the run, or JAX other settings.
     """
 
     def __init__(self, folder: RunFolder, base: Transformer | None, build: Build, recipe: Recipe):
@@ -93,6 +99,7 @@ class Beginning:
         config = folder.config
         self.fresh = lambda: initial_state(config, base, build, recipe.rule)
         require_same_recipe(folder.path, recipe.own)
+        require_same_jax(folder)
         self.like: State = with_shardings(jax.eval_shape(self.fresh))
         require_own_parts(folder.path, self.like.model)
 
@@ -146,3 +153,23 @@ def require_same_recipe(folder: Path, own: dict[str, str]) -> None:
             f"run folder {str(folder)!r} was trained with these parts of a recipe: {words(theirs)}; here there are: "
             f"{words(own)}. Give `train` the same `recipe`, or choose another folder."
         )
+
+
+def jax_settings() -> dict[str, Any]:
+    """Return the values of `JAX_SETTINGS`, for a checkpoint's metadata."""
+    return {name: getattr(jax.config, name) for name in JAX_SETTINGS}
+
+
+def require_same_jax(folder: RunFolder) -> None:
+    """Check that a run that is not finished goes on with the `JAX_SETTINGS` that its checkpoint was trained with.
+
+    **Raises:** `BadInput` naming the first that differs.
+    """
+    step, remembered = folder.checkpoints.metadata()
+    theirs = remembered.get("jax", {}) if step < folder.config.trainer.updates else {}
+    for name, value in jax_settings().items():
+        if theirs.get(name, value) != value:
+            raise BadInput(
+                f"{name} of JAX is {value!r}, but run folder {str(folder.path)!r} was trained with {theirs[name]!r}, "
+                f"on which its numbers depend; set it back (in the environment, {name.upper()})."
+            )
