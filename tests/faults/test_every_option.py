@@ -303,3 +303,10 @@ def test_what_the_machine_refuses_is_one_sentence(monkeypatch, capsys, error, se
     monkeypatch.setattr("diffeqformer.cli.sample.run", run)
     assert main(["sample"]) == 1
     assert capsys.readouterr().err.startswith(f"diffeqformer: {sentence}")
+
+
+def test_far_too_little_memory_is_one_sentence():
+    """Python itself starts, but what it imports does not fit."""
+    limited = ["sh", "-c", 'ulimit -v 200000; exec "$@"', "sh", sys.executable, "-m", "diffeqformer", "--version"]
+    ran = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1 and ran.stderr.startswith("diffeqformer: this needs more memory than there is;")

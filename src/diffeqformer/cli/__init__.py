@@ -3,9 +3,11 @@
 One file per verb, and `study.py` for those whose second word names a study.
 """
 
+import errno
 import importlib
 import logging
 import os
+import resource
 import sys
 import textwrap
 import traceback
@@ -161,12 +163,21 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, OSError):
         what = "standard output, or a file," if error.filename is None else repr(error.filename)
         return f"{what} cannot be used: {reason(error)}."
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):
+    if _lacks_memory(error):
         return NO_MEMORY
     kind = type(error).__name__
     if kind == "EquinoxRuntimeError" or "maximum number of solver steps" in str(error):
         return GAVE_UP  # raised on the device, where a Diffrax solver does
     return f"failed with {kind}: {' '.join(str(error).split())[:300]} (--debug shows where)."
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether too little memory is what an error comes from."""
+    words = ["RESOURCE_EXHAUSTED", os.strerror(errno.ENOMEM)]
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:  # `ulimit -v`
+        # Of an extension that does not fit, by the loader and by nanobind; without a limit they have other causes.
+        words += ["failed to map segment from shared object", "error while initializing the extension"]
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _run(words: list[str], as_json: bool, own_process: bool) -> int:
