@@ -467,6 +467,7 @@ def test_what_cannot_be_imported_is_refused_in_one_sentence(call, tmp_path, kind
         (["published", "--to", "published"], "'published' exists and is not an empty folder; choose another one"),
         (["published", "--to", "file"], "'file' exists and is not an empty folder"),
         (["published", "--to", "file/run"], "cannot be "),
+        (["published", "--to", "missing/../run"], "--to 'missing/../run' cannot be written: it leads through folders"),
         (["published", "--too", "run"], "unknown option --too: did you mean --to?"),
     ],
 )

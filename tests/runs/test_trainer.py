@@ -438,6 +438,7 @@ def bad_inputs(config, tmp_path):
         "model.width is 15, but must be divisible": changed(config, model__width=15),
         "model.vocabulary is 270, but must be at least 280": changed(config, model__vocabulary=270),
         f"folder {str(stranger)!r} exists and is not a run": changed(config, run=str(stranger)),
+        "/missing/../run' cannot be written": changed(config, run=f"{tmp_path}/missing/../run"),
         "cannot be opened: Not a directory": changed(config, run=str(tmp_path / "file")),
         "a context of 16 needs at least 17": changed(config, data__train=(str(tmp_path / "tiny.txt"),)),
         "trainer.samples has '', of 0 tokens": changed(packed, trainer__samples=("the cat", "")),

@@ -19,6 +19,7 @@ from diffeqformer.errors import BadInput, RunFailed, reason
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import JSON_BYTES, OF_DISKS, hidden, remove_unlocked, sync_folder, write_whole
 from diffeqformer.store.lock import LOCK, folder_lock
+from diffeqformer.store.paths import require_writable
 from diffeqformer.store.regular import read_small
 
 SUMS = "SHA256SUMS"
@@ -27,7 +28,8 @@ SUMS = "SHA256SUMS"
 def require_free(folder: Path) -> None:
     """Check that `folder` does not exist or is empty, and is not the current working directory.
 
-    **Raises:** `BadInput` if something is there, or for the current folder, since the new one would replace it.
+    **Raises:** `BadInput` as `require_writable`, if something is there, or for the current folder, since the new one
+    would replace it.
     """
     try:
         taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
@@ -38,6 +40,7 @@ def require_free(folder: Path) -> None:
         raise BadInput(f"folder {str(folder)!r} exists and is not an empty folder; choose another one with --to.")
     if here:
         raise BadInput(f"folder {str(folder)!r} is the current one, which a new one would replace; call from another.")
+    require_writable(folder, "folder")
 
 
 def free_bytes(folder: Path) -> int:

@@ -44,8 +44,8 @@ def require_writable(path: Path, what: str) -> None:
 
     **Arguments:** `what` it is, for messages, such as `run folder`.
 
-    **Raises:** `BadInput` if one of its parents is a file, it is a link to nothing, it would lie among the checkpoints
-    of a run, or its folder or disk cannot be written.
+    **Raises:** `BadInput` if one of its parents is a file, it is a link to nothing, `..` leaves a folder that does not
+    exist, it would lie among the checkpoints of a run, or its folder or disk cannot be written.
     """
     there = next(part for part in (path.absolute(), *path.absolute().parents) if os.path.lexists(part))
     why = None
@@ -53,6 +53,9 @@ def require_writable(path: Path, what: str) -> None:
         why = f"{str(there)!r} is not a folder"
     elif not there.exists():
         why = f"it is a link to {os.readlink(there)!r}, which does not exist"
+    elif ".." in path.absolute().parts[len(there.parts) :]:
+        # The system would not find it without the folder that `..` leaves.
+        why = f"it leads through folders of {str(there)!r} that do not exist; write it without '..'"
     elif run := _whose_checkpoints(path):
         why = f"the checkpoints of run {str(run)!r} are there, which would count as damaged"
     elif not os.access(there, os.W_OK):
