@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from diffeqformer.config.bounds import whole_numbers
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.studies.bench import benchmark as b
