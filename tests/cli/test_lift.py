@@ -86,10 +86,14 @@ def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, li
     assert {row["steps"] for row in entry["drawn"]} == {2, 3}
     run = load_run(tmp_path / "tuned")
     assert (run.config.model.weights.kind, run.config.depth.teacher) == ("knots", "base")
-    # Stopped in the middle, it goes on with its teacher to the same numbers.
+    # Stopped in the middle, it goes on with its teacher to the same numbers, wherever that is by now.
     shutil.rmtree(tmp_path / "tuned" / "checkpoints" / "4")
     (tmp_path / "tuned" / "results.json").unlink()
-    again = call(*words, *recipe, *rest)
+    moved = lifted.rename(tmp_path / "moved")
+    refused = call("train", tmp_path / "tuned" / "config.yaml")
+    assert refused.status == 2 and "does not exist, from which this run starts or learns" in refused.err
+    again = call("finetune", moved, *words[2:], *recipe, *rest)
+    moved.rename(lifted)
     assert again.status == 0, again.err
     assert json.loads(again.out)["models"][0]["validation"] == entry["validation"]
     # From another teacher in its place it does not learn, nor is it asked for by a wrong option.

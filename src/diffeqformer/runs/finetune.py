@@ -163,7 +163,7 @@ def open_base(base: BaseConfig, progress: Progress, build: Build | None = None) 
     if not path_of(base.run).is_dir():
         raise Missing(
             f"the base run {base.run!r} does not exist, from which this run starts or learns; put it back there, or "
-            "start another run from where it is now."
+            "name where it is now: as base.run, or as the run to fine-tune."
         )
     found = load_run(base.run, base.checkpoint, progress, build)
     if base.update not in (None, found.step):

@@ -331,5 +331,7 @@ def settings_of(config: Config) -> Document:
 
 
 def _compared(config: Config) -> Document:
-    """Return the `numeric` settings without the path of the run's own tokenizer: its content is compared instead."""
-    return {k: v for k, v in numeric(config).items() if k != "data.tokenizer" or not _owns_tokenizer(config)}
+    """Return the `numeric` settings without paths whose content is compared instead: that of the run's own tokenizer,
+    and that of a base which is the teacher (`finetune.teacher_digest`)."""
+    by_content = {"data.tokenizer": _owns_tokenizer(config), "base.run": config.depth.teacher == "base"}
+    return {name: value for name, value in numeric(config).items() if not by_content.get(name)}

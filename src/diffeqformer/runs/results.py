@@ -104,7 +104,8 @@ def results_of(folder: Path) -> Document | None:
     if found is None:
         return None
     theirs, ours = numeric(found["models"][0]["config"]), settings_of_run(folder, metadata_of(folder))
-    theirs.pop("data.tokenizer", None)  # another path if the run was moved
+    for path in ("data.tokenizer", *(["base.run"] if theirs.get("depth.teacher") == "base" else [])):
+        theirs.pop(path, None)  # another one if the run, or the base that teaches it, was moved
     if name := first_difference(theirs, ours):
         raise Damaged(
             f"file {str(folder / RESULTS)!r} is another run's: {name} is {shown(theirs[name])} there, but "
