@@ -129,6 +129,8 @@ def test_a_space_belongs_to_the_word_behind_it():
     assert in_front[0] == pytest.approx(by_hand(run, context, whole[len(context) :])[0], abs=nats(2))
     with pytest.raises(BadInput, match="the continuation '' has no token of its own after 'the cat'"):
         model.loglikelihood(asked("loglikelihood", ("the cat", "")))
+    with pytest.raises(BadInput, match="the continuation '' has no token of its own after '', so it has no likelihood"):
+        model.loglikelihood(asked("loglikelihood", ("", "")))
 
 
 def test_rolling_is_the_loss_of_every_token():

@@ -14,6 +14,13 @@ from diffeqformer.nn.attention import KeyValueCache
 
 AT_A_TIME = 16
 """Tokens generated between two checks for a stop string."""
+SHORTEST = 16
+"""Positions of the smallest compiled shape; the larger ones double it, up to the context."""
+
+
+def padded(length: int, context: int) -> int:
+    """Return the compiled length for a text: the next power of two, at most the context."""
+    return min(context, max(SHORTEST, 1 << (length - 1).bit_length()))
 
 
 @eqx.filter_jit

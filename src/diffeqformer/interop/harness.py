@@ -21,7 +21,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window  # pyr
 from diffeqformer.config.bounds import whole
 from diffeqformer.data.tokenizer import decode, encode
 from diffeqformer.errors import BadInput
-from diffeqformer.interop.batches import AT_A_TIME, read, token_scores, write
+from diffeqformer.interop.batches import AT_A_TIME, padded, read, token_scores, write
 from diffeqformer.model.count import count
 from diffeqformer.model.generate import require_choice
 from diffeqformer.model.solving import with_scheme
@@ -35,8 +35,6 @@ from diffeqformer.store.digests import digest
 os.environ.setdefault("DISABLE_MULTIPROC", "1")  # the harness's bootstrap would fork a process that has threads
 
 BATCH_SIZE = 16
-SHORTEST = 16
-"""Positions of the smallest compiled shape; the larger ones double it, up to the context."""
 NEW_TOKENS = 256
 """New tokens for tasks that give no number, as in the harness's own classes."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -143,6 +141,9 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Compute `log p(continuation | context)` in nats, and whether greedy decoding would give the continuation."""
+        for context, continuation in (request.args for request in requests):
+            if not context:  # the harness would ask for the first token, of which there may be none
+                _require_tokens(context, continuation, self.tok_encode(continuation, False))
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = True) -> list[float]:
@@ -178,11 +179,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
 
     def _loglikelihood_tokens(self, requests: list, **_: Any) -> list[tuple[float, bool]]:
         for (context, continuation), _, ids in requests:
-            if not ids:
-                raise BadInput(
-                    f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}, so it has no "
-                    "likelihood; the task must separate the two, by a space for instance."
-                )
+            _require_tokens(context, continuation, ids)
         scored = self._score([(before or [self.prefix_token_id], ids) for _, before, ids in requests])
         for (request, _, _), answer in zip(requests, scored, strict=True):
             self.cache_hook.add_partial("loglikelihood", request, answer)
@@ -199,7 +196,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         with self.progress.stage("Scoring", len(pieces)) as stage:
             for batch in _batches(pieces, lambda piece: len(piece.inputs), self.batch_size):
                 # Always a full batch, so that few shapes are compiled; the results of unused rows are ignored.
-                shape = (self.batch_size, _padded(len(batch[0].inputs), self.max_length))
+                shape = (self.batch_size, padded(len(batch[0].inputs), self.max_length))
                 inputs, targets = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
                 for row, piece in enumerate(batch):
                     end = len(piece.inputs)
@@ -216,7 +213,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
     def _generate(self, batch: list["_Prompt"], plan: "_Plan") -> list[str]:
         # As in the harness's own classes, a prompt that is too long loses its beginning.
         prompts = [(one.ids or [self.prefix_token_id])[-(self.max_length - plan.new_tokens) :] for one in batch]
-        longest = _padded(max(map(len, prompts)), self.max_length)
+        longest = padded(max(map(len, prompts)), self.max_length)
         ids, lengths = np.zeros((self.batch_size, longest), np.int32), np.ones(self.batch_size, np.int32)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)], lengths[row] = prompt, len(prompt)
@@ -313,6 +310,14 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     return _Plan(new_tokens, stops, temperature, top_k, top_p)
 
 
+def _require_tokens(context: str, continuation: str, ids: list[int]) -> None:
+    if not ids:
+        raise BadInput(
+            f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}, so it has no "
+            "likelihood; the task must separate the two, by a space for instance."
+        )
+
+
 def _windows(context: list[int], continuation: list[int], room: int) -> Iterator[tuple[list[int], list[int]]]:
     """Yield inputs, at most `room` of them, and the continuation's tokens that the last inputs predict."""
     if len(continuation) <= room:
@@ -329,11 +334,6 @@ def _batches(items: Sequence[Any], length: Callable[[Any], int], size: int) -> I
     """Yield batches, longest items first, so that lengths in a batch are similar and peak memory is needed first."""
     ordered = sorted(items, key=length, reverse=True)
     return (ordered[start : start + size] for start in range(0, len(ordered), size))
-
-
-def _padded(length: int, context: int) -> int:
-    """Return the compiled length for a text: the next power of two, at most the context."""
-    return min(context, max(SHORTEST, 1 << (length - 1).bit_length()))
 
 
 def _whole(batch_size: int | str | None) -> int:
