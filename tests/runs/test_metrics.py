@@ -2,8 +2,8 @@
 
 import pytest
 
-from diffeqformer.errors import RunFailed
-from diffeqformer.runs.metrics import Metrics, read_metrics
+from diffeqformer.errors import Damaged
+from diffeqformer.runs.metrics import Metrics, read_metrics, require_lines
 
 
 def records(*steps: int) -> list[dict]:
@@ -50,8 +50,19 @@ def test_numbers_that_json_does_not_have_are_refused(tmp_path, number):
     assert path.read_text() == ""
 
 
-def test_damage_in_the_middle_is_named(tmp_path):
+@pytest.mark.parametrize("line", ["rubbish", "[" * 100_000])
+def test_damage_in_the_middle_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
-    with pytest.raises(RunFailed, match="line 2 of .* is not a record of metrics"):
+    path.write_text(f'{{"step": 1}}\n{line}\n{{"step": 3}}\n')
+    with pytest.raises(Damaged, match="line 2 of .* is not a record of metrics"):
         read_metrics(path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "2"])
+def test_a_number_that_was_never_written_is_damage(tmp_path, number):
+    path = tmp_path / "metrics.jsonl"
+    with Metrics(path) as metrics:
+        metrics.write([{"kind": "update", "step": 1, "loss": 1.5}])
+    path.write_text(path.read_text().replace("1.5", number))
+    with pytest.raises(Damaged, match="its lines are not those that the checkpoint at update 1 was written with"):
+        require_lines(path, 1, metrics.digest)

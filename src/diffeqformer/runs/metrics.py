@@ -70,7 +70,13 @@ def require_lines(path: Path, step: int, digest: str | None) -> None:
 
     **Raises:** `Damaged` if they are not.
     """
-    if digest is not None and path.exists() and digest_of(_lines(path, step).encode()) != digest:
+    if digest is None or not path.exists():
+        return
+    try:
+        found = digest_of(_lines(path, step).encode())
+    except ValueError:  # a number that JSON does not have, which was never written
+        found = None
+    if found != digest:
         raise Damaged(
             f"file {str(path)!r} is damaged, or was edited: its lines are not those that the checkpoint at update "
             f"{step} was written with; put it back from a copy, or delete it to go on without the curve so far."
@@ -106,7 +112,7 @@ def read_metrics(path: Path) -> list[Record]:
         try:
             record = json.loads(line)
             valid = isinstance(record, dict) and isinstance(record.get("step"), int)
-        except ValueError:
+        except (ValueError, RecursionError):
             valid = False
         if not valid:
             raise Damaged(f"line {number} of {str(path)!r} is not a record of metrics: {line.rstrip()[:60]!r}.")
