@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import join
-from diffeqformer.runs.folder import origin_of
+from diffeqformer.runs.folder import _is_there, origin_of
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.store import files as store
@@ -198,6 +199,20 @@ def test_a_run_with_a_fifo_or_a_device_is_refused(config, name, what):
     planted(Path(config.run) / name, what)
     with pytest.raises((BadInput, RunFailed), match=name.split("/", 2)[-1]):
         load_run(config.run)
+
+
+def test_the_runs_own_command_does_not_wait_at_a_fifo(tmp_path):
+    """It compares what describes the run with what is there, and writes it anew."""
+    planted(tmp_path / "config.yaml", "fifo")
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(1)
+    try:
+        assert not _is_there(tmp_path / "config.yaml", "text")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    write_whole(tmp_path / "config.yaml", "text")
+    assert _is_there(tmp_path / "config.yaml", "text") and not _is_there(tmp_path / "config.yaml", "tex")
 
 
 def test_documents_and_tokenizers_have_a_largest_size(tmp_path, monkeypatch):

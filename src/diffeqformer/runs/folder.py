@@ -33,7 +33,7 @@ from diffeqformer.store.files import read_sealed, write_sealed, write_whole
 from diffeqformer.store.folders import free_bytes
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.paths import path_of, require_writable
-from diffeqformer.store.regular import require_no_links
+from diffeqformer.store.regular import read_small, require_no_links
 
 CONFIG, DATA, TOKENIZER, IMPORTED = "config.yaml", "data.json", "tokenizer.json", "imported.json"
 CHECKPOINTS, METRICS, RESULTS, PROFILE = "checkpoints", "metrics.jsonl", "results.json", "profile"
@@ -152,8 +152,9 @@ class RunFolder:
 
 
 def _is_there(path: Path, text: str) -> bool:
+    wanted = text.encode()
     try:
-        return path.read_bytes() == text.encode()
+        return read_small(path, len(wanted)) == wanted
     except OSError:
         return False
 
