@@ -179,6 +179,24 @@ def test_an_altered_metric_is_damage(tmp_path):
         store.latest(items(), refuse_to_say)
 
 
+def test_a_sealed_manifest_of_something_else_is_damage(tmp_path):
+    """A stranger can seal anything."""
+    store, path = Checkpoints(tmp_path), tmp_path / "1" / "manifest.json"
+    store.save(1, items(), {}, metric=2.0)
+    manifest = files.read_sealed(path)
+    for entry in (
+        *({name: other} for name in ("metadata", "arrays", "files") for other in (None, [])),
+        {"arrays": {"model": "x"}},
+        {"metadata": {"own": ["x"]}},
+        {"metric": "x"},
+    ):
+        files.write_sealed(path, manifest | entry)
+        assert store.metadata() == (0, {})
+        for read in (store.latest, store.best):
+            with pytest.raises(RunFailed, match=r"is damaged \(manifest.json does not describe a checkpoint\)"):
+                read(items())
+
+
 def test_no_sound_checkpoint_is_a_failure_not_a_fresh_start(tmp_path):
     store = Checkpoints(tmp_path)
     for step in (1, 2):

@@ -233,6 +233,8 @@ class Checkpoints:
             raise Damaged(str(damage).replace(f"file {str(path)!r}", MANIFEST).removesuffix(".")) from None
         if manifest.get("step") != step:
             raise Damaged(f"{MANIFEST}: written at update {manifest.get('step')}")
+        if not _is_whole(manifest):
+            raise Damaged(f"{MANIFEST} does not describe a checkpoint")
         return manifest
 
     def _verified(self, step: int, like: Items) -> Document:
@@ -295,6 +297,15 @@ class Checkpoints:
         if folder.exists():
             os.rename(folder, aside)
             shutil.rmtree(aside)
+
+
+def _is_whole(manifest: Document) -> bool:
+    """Whether a manifest has the entries that are read, of their types: a stranger can seal any others."""
+    metadata, arrays, files = (manifest.get(name) for name in ("metadata", "arrays", "files"))
+    if not (isinstance(metadata, dict) and isinstance(arrays, dict) and isinstance(files, dict)):
+        return False
+    inner = [*arrays.values(), *(metadata.get(name, {}) for name in ("config", "own", "recipe", "jax"))]
+    return all(isinstance(one, dict) for one in inner) and isinstance(manifest.get("metric"), float | int | None)
 
 
 def _remove_unfinished(aside: Path) -> None:
