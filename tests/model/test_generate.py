@@ -8,6 +8,8 @@ import pytest
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import _generate, choose, generate, probabilities
+from diffeqformer.model.solving import with_scheme
+from diffeqformer.ode.schemes import LieTrotter
 from tests.models import TINY, covering_kinds, logits, model_of, tokens
 
 
@@ -40,6 +42,19 @@ def test_each_token_is_written_into_the_cache_in_place(precision):
         text = program.as_text()
         assert f"f32[{','.join(map(str, cache.keys.shape))}]" not in text
         assert " f32[6,16,16]{2,1,0} convert(" not in text
+
+
+def test_a_scheme_that_evaluates_attention_more_often_than_it_says_is_refused():
+    """Its evaluations would share keys and values in the cache, and other text would come out than the model's."""
+
+    class Twice(LieTrotter):
+        def advance(self, field, x, dt):
+            x = x + dt / 2 * field.attention[0](x)
+            return super().advance(field, x, dt / 2)
+
+    model, ids = with_scheme(model_of(TINY), Twice()), tokens(positions=2)
+    with pytest.raises(BadInput, match=r"evaluations\.attention is 1, but must be the number .*, which is more"):
+        generate(model, ids, 2, key=jax.random.key(0))
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another():

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key, PyTree
 
+from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache, Slot
 from diffeqformer.nn.linear import as_bits
 from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
@@ -199,7 +200,15 @@ class Record:
         self.feed_forward: list[FieldEvaluation] = []
 
     def before_attention(self, weights: BlockWeights, x: Array) -> Slot | None:
-        """Record the evaluation; return its slot, if there is a cache."""
+        """Record the evaluation; return its slot, if there is a cache.
+
+        **Raises:** `BadInput` if the cache has no slot left, which JAX would replace by the last one.
+        """
+        if self.cache is not None and (slots := self.cache.keys.shape[1]) == len(self.attention):
+            raise BadInput(
+                f"the scheme's evaluations.attention is {slots}, but must be the number of times that a step evaluates "
+                "attention, which is more: each has its own keys and values in a cache."
+            )
         # Tracing unrolls a step's evaluations: their number so far is a constant, the index on the cache's second axis.
         slot = None if self.cache is None else Slot(self.cache, (self._step, len(self.attention)))
         self.attention.append(FieldEvaluation(weights, x))
