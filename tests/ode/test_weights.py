@@ -69,6 +69,17 @@ def test_generated_matrices_start_at_the_standard_deviation_asked_for(d_emb):
     assert (weights.attention.norm.scale == 1).all()
 
 
+@pytest.mark.parametrize("weights", ["time", "knots", "levels", "layer", "shared", "layerdrop"])
+def test_times_that_are_not_on_one_axis_are_refused(weights):
+    scheme = "residual" if weights == "layerdrop" else "euler"
+    source = model_of(dataclasses.replace(TINY, weights=weights, scheme=scheme)).weights
+    for times in (np.array(0.5), jnp.array(0.5), np.array([[0.5]])):
+        with pytest.raises(BadInput, match=r"times is .*, but must have one axis"):
+            source.at(times)
+        with pytest.raises(BadInput, match=r"times is .*, but must have one axis"):
+            jax.eval_shape(source.at, times)
+
+
 ONE_FUNCTION = [
     kind
     for kind in KINDS

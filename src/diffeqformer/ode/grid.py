@@ -54,7 +54,12 @@ Times = Array | np.ndarray
 
 
 def widest(times: Times) -> tuple[ModuleType, Times]:
-    """Return NumPy and the times in float64 or, for traced times, `jax.numpy` and the times in float32 or better."""
+    """Return NumPy and the times in float64 or, for traced times, `jax.numpy` and the times in float32 or better.
+
+    **Raises:** `BadInput` if times are not on one axis: weights at them would lack the leading axis, or have two.
+    """
+    if np.ndim(times) != 1:
+        raise BadInput(f"times is {shown(times)}, but must have one axis, such as [0.0, 0.5].")
     if isinstance(times, Tracer):
         return jnp, times.astype(wide(times.dtype))
     return np, np.asarray(times, np.float64)

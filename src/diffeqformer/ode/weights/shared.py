@@ -8,7 +8,7 @@ from jaxtyping import Key
 
 from diffeqformer.config import SharedConfig
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times
+from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, widest
 from diffeqformer.ode.weights.source import initial_rows, unstack
 
 
@@ -19,7 +19,7 @@ class SharedWeights(eqx.Module):
 
     def at(self, times: Times) -> BlockWeights:
         """The weights, repeated once for each time."""
-        return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(times), 0), self.row)
+        return jax.tree.map(lambda leaf: jnp.repeat(leaf, len(widest(times)[1]), 0), self.row)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Return one row, which serves all nodes of all steps."""
