@@ -19,7 +19,8 @@ from diffeqformer.analysis.spectra import (
 )
 from diffeqformer.config import KnotsConfig, LayerConfig, LayerDropConfig, ModelConfig, ModulationConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.build import build
+from diffeqformer.model.build import build, own_section
+from diffeqformer.ode.field import TransformerField
 from tests.models import KINDS, TINY, Wrapped, model_of
 
 PAIRED = ("diffeqformer", "vanilla", "vanilla llama, grouped queries", "macaron", "shared")
@@ -55,10 +56,23 @@ def test_of_nested_norms_both_scales_are_folded_into_the_feed_forward():
     block, scale = model.weights.layers, jnp.linspace(0.5, 2.0, model.config.width)[None]
     where = lambda block: (block.attention.norm.scale, block.feed_forward.norm.scale)
     factors = [
-        pairs_of(eqx.tree_at(where, block, (outer, inner)), model.config, fold_norm=True)["FF"]
+        pairs_of(eqx.tree_at(where, block, (outer, inner)), model.config, fold_norm=True, nested_norm=True)["FF"]
         for outer, inner in ((scale, jnp.ones_like(scale)), (jnp.ones_like(scale), scale))
     ]
     jax.tree.map(np.testing.assert_array_equal, *factors)
+
+
+def test_nested_norms_of_a_field_of_ones_own_are_folded_as_the_librarys():
+    """Its section of the config names only its class."""
+
+    class Own(TransformerField):
+        pass
+
+    theirs = model_of(KINDS["time, llama, nested norm"])
+    field = Own(**dataclasses.asdict(theirs.field))
+    config = dataclasses.replace(theirs.config, field=own_section(field, theirs.config.field))
+    found = [spectra(m, times=0, fold_norm=True) for m in (theirs, theirs.replace(field=field, config=config))]
+    np.testing.assert_array_equal(*(one.pairs["FF"].singular_values for one in found))
 
 
 @pytest.mark.parametrize("kind", PAIRED)

@@ -170,7 +170,9 @@ class Spectra:
         return self.table(f"spectra at {len(self.times)} times").to_html()
 
 
-def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = False) -> dict[str, Pair]:
+def pairs_of(
+    weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = False, nested_norm: bool = False
+) -> dict[str, Pair]:
     """Return the factors of each pair of a block, with an axis of heads before the last two (of length 1 for FF).
 
     With grouped queries, each query head is paired with the key and value head that serves it. Rotary embeddings
@@ -178,7 +180,8 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
     `down (silu(gate x) * up x)`, the pair is up and down, as if every gate were one; gpt's biases are left out.
 
     **Arguments:** `weights`, block weights, stacked on any number of leading axes; `fold_norm`, true to multiply each
-    map by the scale of the norm before it (on both sides of QK), false for the bare products, as in the paper.
+    map by the scale of the norm before it (on both sides of QK), false for the bare products, as in the paper;
+    `nested_norm` of the field, which puts attention's norm before the feed-forward block's.
 
     **Returns:** for `QK`, `OV` and `FF` the pair (L, R).
     """
@@ -188,7 +191,7 @@ def pairs_of(weights: BlockWeights, config: ModelConfig, *, fold_norm: bool = Fa
     if fold_norm:
         qkv = qkv * attention.norm.scale[..., None]
         up = up * feed_forward.norm.scale[..., None]
-        if getattr(config.field, "nested_norm", False):  # M reads n_M(n_A(x))
+        if nested_norm:  # M reads n_M(n_A(x))
             up = up * attention.norm.scale[..., None]
     head_width, kv_heads = config.head_width, config.kv_heads
     # Columns are heads side by side: all queries, then all keys, then all values.
@@ -266,6 +269,8 @@ def spectra(
         every = np.sort(np.concatenate([every, between]))
     progress = progress or Silent()
     weights_at = rows_at(model, grid)
+    # Of the field itself: the config's section of a user's own field does not tell.
+    settings = {"config": config, "fold_norm": fold_norm, "nested_norm": getattr(model.field, "nested_norm", False)}
     one = jax.tree.leaves(jax.eval_shape(lambda: model.weights.at(every[:1])))
     chunk = max(1, _CHUNK_BYTES // sum(leaf.size * 8 for leaf in one))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -274,7 +279,7 @@ def spectra(
             some = every[start : start + chunk]
             rows = weights_at(some)
             with on_host():
-                pairs = jax.tree.map(np.asarray, _exact_pairs(rows, config=config, fold_norm=fold_norm))
+                pairs = jax.tree.map(np.asarray, _exact_pairs(rows, **settings))
             up, down = pairs["FF"]
             pairs |= {f"FF {rank}": (up[..., chosen], down[..., chosen, :]) for rank, chosen in subsets.items()}
             for name, pair in pairs.items():
@@ -292,7 +297,8 @@ def spectra(
     return Spectra(every, attention, feed_forward, continuous, np.asarray(grid.edges), spectra_of, later)
 
 
-@partial(jax.jit, static_argnames=("config", "fold_norm"))
-def _exact_pairs(rows: BlockWeights, *, config: ModelConfig, fold_norm: bool) -> dict[str, Pair]:
+@partial(jax.jit, static_argnames=("config", "fold_norm", "nested_norm"))
+def _exact_pairs(rows: BlockWeights, *, config: ModelConfig, fold_norm: bool, nested_norm: bool) -> dict[str, Pair]:
     """Return all pairs of stacked block weights in float64; run in `on_host`."""
-    return pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float64), rows), config, fold_norm=fold_norm)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float64), rows)
+    return pairs_of(wide, config, fold_norm=fold_norm, nested_norm=nested_norm)
