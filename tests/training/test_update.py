@@ -1,5 +1,6 @@
 """One update: accumulation is the whole batch, dropout follows the step, the state passed in is reused."""
 
+import dataclasses
 import functools
 
 import jax
@@ -16,6 +17,7 @@ from diffeqformer.config import (
     ToleranceConfig,
     TrainerConfig,
 )
+from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.training.optimizer import learning_rate
 from diffeqformer.training.update import all_finite, initial_state, make_update
@@ -99,6 +101,15 @@ def test_parts_of_a_batch_drop_differently():
     _, both = compiled(dropped)(initial_state(dropped), np.concatenate([IDS[:2], IDS[:2]]))
     assert a != b
     np.testing.assert_allclose(both.loss, (a + b) / 2, rtol=LOSS)
+
+
+def test_a_field_of_ones_own_is_given_keys_whatever_the_config_drops():
+    drops = lambda field: dataclasses.replace(field, residual_dropout=0.5)
+    for field_of, drawn in ((lambda field: field, False), (drops, True)):
+        own = lambda m, key, field_of=field_of: build(m, key, field=field_of(m.field.build(m)))
+        state = jax.eval_shape(lambda own=own: initial_state(config(), build=own))
+        program = str(jax.make_jaxpr(lambda state: make_update(config())(state, IDS))(state))
+        assert ("random_bits" in program) == drawn
 
 
 def test_seeds_differ():

@@ -13,7 +13,7 @@ import optax
 from jax import Array
 from jaxtyping import PyTree
 
-from diffeqformer.config import Config, LayerConfig, ModelConfig, OptimizerConfig, TrainerConfig
+from diffeqformer.config import Config, LayerConfig, ModelConfig, OptimizerConfig, OwnConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
 from diffeqformer.model.build import Build
 from diffeqformer.model.build import build as usual_build
@@ -155,7 +155,9 @@ def _program(config: Config, rule: Rule | None) -> Callable[..., tuple[State, Me
         count = None if mask is None else jnp.maximum(mask.sum(), 1) / parts  # the parts may have more or fewer targets
         root = jax.random.key(config.trainer.seed)
         of_step = lambda use: jax.random.fold_in(jax.random.fold_in(root, use), state.step)
-        keys = jax.random.split(of_step(1), parts) if drops else None
+        # A field of the user's own may drop whatever the config says.
+        own_field = isinstance(state.model.config.field, OwnConfig)
+        keys = jax.random.split(of_step(1), parts) if drops or own_field else None
         numbers, sequences = zip(*trained_depths(config, steps), strict=True)
         rows = tuple(own // parts for own in sequences) if config.depth.together == "rows" else None
         # None, not the model's own number: a tolerance may choose the steps.
