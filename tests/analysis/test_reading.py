@@ -12,7 +12,7 @@ from diffeqformer.analysis.reading import eigenvalues, lens, looks, most_likely,
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.ode.grid import END_OF_STEP
-from diffeqformer.ode.weights import WeightSource
+from diffeqformer.ode.weights import SharedWeights, WeightSource
 from tests.models import KINDS, TINY, model_of, states, tokens
 from tests.tolerances import STATES
 
@@ -62,9 +62,17 @@ class WeakerByDepth(eqx.Module):
         return jax.tree.map(lambda leaf: leaf / grid.steps, self.base.table(grid, nodes))
 
 
-def test_a_source_that_looks_at_the_whole_grid_is_asked_for_all_of_it():
-    model = model_of(TINY)
-    model = model.replace(weights=WeakerByDepth(model.weights))
+class SharedByDepth(SharedWeights):
+    """The same as a subclass of the library's."""
+
+    def table(self, grid, nodes=END_OF_STEP):
+        return jax.tree.map(lambda leaf: leaf / grid.steps, super().table(grid, nodes))
+
+
+@pytest.mark.parametrize("own", [WeakerByDepth, lambda source: SharedByDepth(source.row)])
+def test_a_source_that_looks_at_the_whole_grid_is_asked_for_all_of_it(own):
+    model = model_of(KINDS["shared"])
+    model = model.replace(weights=own(model.weights))
     taken = walk(model, IDS, steps=11)
     np.testing.assert_allclose(np.stack(taken.states), states(model, jnp.asarray(IDS)[None], 11), atol=STATES)
 

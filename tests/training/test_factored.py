@@ -19,6 +19,7 @@ from diffeqformer.config import (
     ToleranceConfig,
     TrainerConfig,
 )
+from diffeqformer.ode.weights import TimeWeights
 from diffeqformer.training import factored, update
 from diffeqformer.training.update import initial_state, make_update
 from tests.cases import slow
@@ -119,3 +120,8 @@ def test_where_the_plain_way_is_taken():
     ):
         assert not factored.stays_factored(of(**changes), model)
     assert not factored.stays_factored(config, model_of(dataclasses.replace(TINY, weights=LayerConfig())))
+
+    class Own(TimeWeights):
+        """A user's subclass, whose weights may be another function of P."""
+
+    assert not factored.stays_factored(config, model.replace(weights=Own(**vars(model.weights))))

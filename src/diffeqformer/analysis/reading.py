@@ -203,10 +203,11 @@ def eigenvalues_of(
 
 
 def _by_step(source: WeightSource) -> bool:
-    """Whether the weights of a step are known to depend on its own times alone; never for a user's own source."""
-    if isinstance(source, ModulatedWeights):
+    """Whether the weights of a step are known to depend on its own times alone; never for a user's own source, which a
+    subclass of the library's is too."""
+    if type(source) is ModulatedWeights:
         return _by_step(source.base)
-    return isinstance(source, TimeWeights | KnotWeights | LevelWeights | SharedWeights)
+    return type(source) in (TimeWeights, KnotWeights, LevelWeights, SharedWeights)
 
 
 def _part(grid: Grid, first: int, last: int) -> Grid:

@@ -79,7 +79,8 @@ def stays_factored(config: Config, model: Transformer, steps: Steps | None = Non
     terms then takes as long as the memory traffic that it saves.
     """
     weights, nodes, own = model.weights, model.scheme.nodes, config.optimizer
-    if not isinstance(weights, TimeWeights) or "time" not in own.train_roles or not on_one_grid(config):
+    # Exactly this class: a user's subclass may generate other weights from P.
+    if type(weights) is not TimeWeights or "time" not in own.train_roles or not on_one_grid(config):
         return False
     rank = model.grid(steps).steps * max(len(nodes.attention), len(nodes.feed_forward))
     return (own.rule in ("adamw", "lion") or "time" not in own.rule_roles) and 2 * rank <= weights.time.d_emb
