@@ -27,7 +27,9 @@ from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.explorer.page import OVERLAYS, portable_page, served_page, told_apart
 from diffeqformer.explorer.server import MOST_BYTES, pages_of, serve
 from diffeqformer.explorer.session import about_run
+from diffeqformer.model.solving import with_scheme
 from diffeqformer.ode.early_exit import EarlyExit
+from diffeqformer.ode.schemes import EULER
 from diffeqformer.studies.inputs import ids_of, pieces_of
 from tests.explorer.made import TEXT, run_of, session_of
 from tests.models import model_of
@@ -334,6 +336,9 @@ def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
     adaptive = dataclasses.replace(run.config.model, tolerance=ToleranceConfig())
     with pytest.raises(BadInput, match="chooses its steps by a tolerance, but a page has fixed ones"):
         portable_page(session_of(dataclasses.replace(run, config=dataclasses.replace(run.config, model=adaptive))))
+    own = with_scheme(run.model, dataclasses.replace(EULER, c=(0.25,)))  # the config still says euler
+    with pytest.raises(BadInput, match=r"has a part of your own, .*RungeKutta, which a browser cannot run"):
+        portable_page(session_of(dataclasses.replace(run, model=own)))
     assert main(["explore", str(tmp_path), "--to", str(tmp_path / "page.txt")]) == 2
     assert "must end with .html" in capsys.readouterr().err and not list(tmp_path.iterdir())
 

@@ -18,6 +18,7 @@ import numpy as np
 from diffeqformer.analysis.over_depth import drawn_nodes
 from diffeqformer.errors import BadInput
 from diffeqformer.explorer.session import SCHEMES_OFFERED, about_run
+from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import Block, BlockWeights, TransformerField
 from diffeqformer.ode.grid import ODD, Nodes
@@ -82,9 +83,10 @@ def portable(run: Run) -> tuple[Document, str]:
         raise _refusal(run, f"has {size:,} parameters, but a page holds at most {MOST_PARAMETERS:,}")
     if run.config.model.tolerance is not None:
         raise _refusal(run, "chooses its steps by a tolerance, but a page has fixed ones")
+    if own := own_parts(model):
+        raise _refusal(run, f"has a part of your own, {', '.join(own.values())}, which a browser cannot run")
     field = model.field
-    if not isinstance(field, TransformerField):
-        raise _refusal(run, "has a field of its own, which a browser cannot run")
+    assert isinstance(field, TransformerField)
     partial = field.rotary_width not in (0, field.head_width)
     if field.head_norms or field.rope_scaling is not None or partial or field.exact_gelu:
         raise _refusal(run, "has head norms, exact GELU, or a scaled or partial rotary embedding, which a page has not")
