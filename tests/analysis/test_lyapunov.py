@@ -21,7 +21,7 @@ from diffeqformer.analysis.lyapunov import (
 from diffeqformer.config import LlamaConfig
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.ode import grid
-from diffeqformer.ode.field import Block
+from diffeqformer.ode.field import Block, TransformerField
 from tests.cases import slow, slow_but
 from tests.models import COVERING, KINDS, TINY, model_of, of_dtype, tokens
 
@@ -311,6 +311,20 @@ def test_error_estimate_of_the_probing():
 def test_bad_input(function, outputs, settings, names):
     with pytest.raises(BadInput, match=names):
         function(model_of(TINY), text(), outputs, **settings)
+
+
+def test_attention_of_ones_own_has_no_pairwise_exponents():
+    """Its derivative would be that of the library's attention instead."""
+
+    class Halved(TransformerField):
+        def attention(self, weights, x, **others):
+            y, cache = super().attention(weights, x, **others)
+            return y / 2, cache
+
+    model = model_of(TINY)
+    model = model.replace(field=Halved(**dataclasses.asdict(model.field)))
+    with pytest.raises(BadInput, match="the field is Halved, which has attention of its own, but must have"):
+        pairwise(model, text(), [0], iterations=0)
 
 
 def test_a_text_that_is_empty_or_too_long():

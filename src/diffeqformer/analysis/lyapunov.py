@@ -118,9 +118,14 @@ def pairwise(
 
     **Returns:** a `Pairwise`.
 
-    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `tangents` out of
-    range; `RunFailed` if derivatives are not finite.
+    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, `tangents` out of
+    range, or a field with attention of its own; `RunFailed` if derivatives are not finite.
     """
+    if getattr(type(model.field), "attention", None) is not TransformerField.attention:
+        raise BadInput(
+            f"the field is {type(model.field).__name__}, which has attention of its own, but must have that of "
+            "TransformerField, whose derivative pairwise exponents take; end-to-end exponents take any field's."
+        )
     ids, outputs = require_text(model, ids, outputs, tokens)
     width, positions = model.config.width, ids.size
     number = width if tangents is None else tangents
