@@ -270,7 +270,7 @@ def spectra(
     progress = progress or Silent()
     weights_at = rows_at(model, grid)
     # Of the field itself: the config's section of a user's own field does not tell.
-    settings = {"config": config, "fold_norm": fold_norm, "nested_norm": getattr(model.field, "nested_norm", False)}
+    folds = {"fold_norm": fold_norm, "nested_norm": getattr(model.field, "nested_norm", False)}
     one = jax.tree.leaves(jax.eval_shape(lambda: model.weights.at(every[:1])))
     chunk = max(1, _CHUNK_BYTES // sum(leaf.size * 8 for leaf in one))
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -279,7 +279,7 @@ def spectra(
             some = every[start : start + chunk]
             rows = weights_at(some)
             with on_host():
-                pairs = jax.tree.map(np.asarray, _exact_pairs(rows, **settings))
+                pairs = jax.tree.map(np.asarray, _exact_pairs(rows, config=config, **folds))
             up, down = pairs["FF"]
             pairs |= {f"FF {rank}": (up[..., chosen], down[..., chosen, :]) for rank, chosen in subsets.items()}
             for name, pair in pairs.items():
