@@ -158,6 +158,14 @@ def test_an_unusually_long_gradient_changes_nothing_and_the_guard_follows_if_it_
     assert state.usual < 10.0
 
 
+def test_after_updates_without_a_gradient_the_first_one_is_no_spike():
+    rule = skip_spikes(optax.sgd(1.0), 4.0)
+    state = rule.init({"w": jnp.ones(3)})
+    for size in [0.0] * 20 + [1.0]:
+        _, state = rule.update({"w": jnp.array([size, 0.0, 0.0])}, state)
+    assert not state.skipped and state.usual > 0
+
+
 @pytest.mark.parametrize(("average", "of"), [(LastConfig(3), [7, 8, 9]), (EMAConfig(0.99), range(10))])
 def test_averages_are_means_of_what_they_cover(average, of):
     share, found = average.build(10), 0.0

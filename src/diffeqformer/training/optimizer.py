@@ -251,8 +251,9 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
 
     def update(gradients: PyTree, state: Guard, params: PyTree = None) -> tuple[PyTree, Guard]:
         length, limit = norm(gradients), factor * state.usual
-        # NaN is not above the limit: such an update goes through, and the recorder ends the run.
-        skipped = (length > limit) & (state.updates >= WARMING)
+        # NaN is not above the limit: such an update goes through, and the recorder ends the run. A usual norm of 0, of
+        # updates without targets, is no limit: any gradient would be skipped, and the norm stay 0.
+        skipped = (length > limit) & (limit > 0) & (state.updates >= WARMING)
         changes, after = inner.update(gradients, state.inner, params)
         keep = lambda old, new: jax.tree.map(lambda a, b: jax.numpy.where(skipped, a, b), old, new)
         share = jax.numpy.maximum(1.0 / HORIZON, 1.0 / (state.updates + 1).astype(length.dtype))
