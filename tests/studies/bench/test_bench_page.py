@@ -203,12 +203,12 @@ def test_the_page_of_all_documents(documents, tmp_path):
 
 
 def test_what_is_not_there_is_not_shown(documents):
-    text = benchmark_page({"start": documents["start"]}, "benchmarks")
+    text = benchmark_page({"start": documents["start"]}, "benchmarks").markdown
     assert re.findall("^## (.*)", text, re.M) == ["Start-up"] and "![" not in text
 
 
 def test_marks_say_whether_they_are_met(documents):
-    text = benchmark_page(documents, "benchmarks")
+    text = benchmark_page(documents, "benchmarks").markdown
     assert "Mark: DiffEqFormer takes at most 1.15 times the vanilla update's time. Here 1.5: not met." in text
     assert "Mark: PyTorch takes at least 1.2 times the vanilla update's time. Here 1.5: met." in text
     assert "at 96 steps needs at most 1.1 times what it needs at 12. Here 1: met." in text
@@ -219,13 +219,13 @@ def test_a_page_without_torch_says_so(documents):
     for name in ("train", "generate"):
         documents[name]["rows"] = documents[name]["rows"][:1]
     missing = "PyTorch and Transformers were not installed, so their rows are missing."
-    assert " ".join(benchmark_page(documents, "benchmarks").split()).count(missing) == 2
+    assert " ".join(benchmark_page(documents, "benchmarks").markdown.split()).count(missing) == 2
     for name in ("train", "generate"):
         documents[name]["machine"] = {
             **MACHINE,
             "versions": {**MACHINE["versions"], "torch": "2.13", "transformers": "5"},
         }
-    text = benchmark_page(documents, "benchmarks")
+    text = benchmark_page(documents, "benchmarks").markdown
     assert "were not installed" not in text and "JAX 0.10.2, PyTorch 2.13 and Transformers 5." in text
 
 
@@ -283,5 +283,5 @@ def test_bad_arguments_change_nothing(words, says, tmp_path, monkeypatch, capsys
 
 
 def test_the_page_is_that_of_the_documents_beside_it():
-    page = benchmark_page(read_documents(ROOT / "benchmarks"), "benchmarks")
+    page = benchmark_page(read_documents(ROOT / "benchmarks"), "benchmarks").markdown
     assert (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8") == page

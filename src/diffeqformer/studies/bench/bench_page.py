@@ -47,8 +47,15 @@ class Arguments:
     """The .md file to write."""
 
 
-def study(arguments: Arguments, progress: Progress) -> Result:
-    """Read all documents, and collect their headlines and figures.
+@dataclass(frozen=True)
+class Page(Result):
+    """The headlines and figures of all benchmarks, and the Markdown that shows them with their tables."""
+
+    markdown: str = ""
+
+
+def study(arguments: Arguments, progress: Progress) -> Page:
+    """Read all documents, and make the page of them.
 
     **Raises:** `BadInput` without a file to write; also `BadInput` and `Damaged` as `read_documents`.
     """
@@ -56,28 +63,21 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         raise BadInput("`bench page` needs a file to write: name it with --to.")
     if not arguments.to.endswith(".md"):
         raise BadInput(f"--to is {arguments.to!r}, but must end with .md.")
-    documents = read_documents(path_of(arguments.folder))
-    results = [benchmark_of(name).result(document) for name, document in documents.items()]
-    return Result(
-        "benchmarks",
-        "Benchmarks",
-        (f"Of {', '.join(documents)}.", *(one.findings[0] for one in results)),
-        figures=tuple(figure for one in results for figure in one.figures),
-    )
+    return benchmark_page(read_documents(path_of(arguments.folder)), path_of(arguments.to).stem)
 
 
-def write(result: Result, arguments: Arguments) -> dict[str, object]:
+def write(result: Page, arguments: Arguments) -> dict[str, object]:
     """Write the page, and next to it every figure as `STEM-NAME.png`.
 
     **Raises:** `RunFailed` if a file cannot be written.
     """
     from diffeqformer.report.figures import save
 
-    path, documents = path_of(arguments.to), read_documents(path_of(arguments.folder))
+    path = path_of(arguments.to)
     for figure in result.figures:
         write_file(path.with_name(f"{path.stem}-{figure.name}.png"), save(figure.figure, "png"), "figure")
-    write_file(path, benchmark_page(documents, path.stem).encode(), "page")
-    return {"page": str(path), "benchmarks": list(documents)}
+    write_file(path, result.markdown.encode(), "page")
+    return {"page": str(path)}
 
 
 def benchmark_of(name: str) -> Benchmark:
@@ -106,18 +106,25 @@ def read_documents(folder: Path) -> dict[str, Document]:
     return found
 
 
-def benchmark_page(documents: Mapping[str, Document], stem: str) -> str:
-    """Write the Markdown of the page; the names of its figures' files begin with `stem`."""
-    return "\n".join([INTRODUCTION, *(_section(name, document, stem) for name, document in documents.items())])
+def benchmark_page(documents: Mapping[str, Document], stem: str) -> Page:
+    """Make the page of some documents; the names of its figures' files begin with `stem`."""
+    results = [benchmark_of(name).result(document) for name, document in documents.items()]
+    return Page(
+        "benchmarks",
+        "Benchmarks",
+        (f"Of {', '.join(documents)}.", *(one.findings[0] for one in results)),
+        figures=tuple(figure for one in results for figure in one.figures),
+        document={"benchmarks": list(documents)},
+        markdown="\n".join([INTRODUCTION, *(_section(one, stem) for one in results)]),
+    )
 
 
-def _section(name: str, document: Document, stem: str) -> str:
-    benchmark = benchmark_of(name)
-    result, about = benchmark.result(document), benchmark.about
-    if name in WITH_TORCH and not {"torch", "transformers"} <= document["machine"]["versions"].keys():
+def _section(result: Result, stem: str) -> str:
+    document, (_, about, *marks) = result.document, result.findings
+    if document["benchmark"] in WITH_TORCH and not {"torch", "transformers"} <= document["machine"]["versions"].keys():
         about += " PyTorch and Transformers were not installed, so their rows are missing."
     parts = [f"## {result.title}", f"`{document['command']}` on {_machine(document)}.", fill(about, 120)]
-    parts += ["\n".join(f"- {mark}" for mark in marks)] if (marks := benchmark.marks(document)) else []
+    parts += ["\n".join(f"- {mark}" for mark in marks)] if marks else []
     parts += [f"![{result.title}]({stem}-{figure.name}.png)" for figure in result.figures]
     parts += [table.to_markdown() for table in result.tables]
     return "\n\n".join(parts) + "\n"
