@@ -12,9 +12,8 @@ import pytest
 from jax import export
 
 from diffeqformer.config import Config, read_yaml, shipped_configs
-from diffeqformer.model.build import build as usual_build
+from diffeqformer.model.build import Build, build
 from diffeqformer.progress import Silent
-from diffeqformer.studies.paper import controls as paper_controls
 from diffeqformer.studies.paper.models import GPU_MODELS
 from diffeqformer.studies.paper.runs import Arguments, Runs
 from diffeqformer.training.update import initial_state, make_update
@@ -26,10 +25,9 @@ PRESETS = slow_but([SMALLEST], LARGE)
 CUDNN = ("fmhaSoftmax", "fmhaSoftmaxBackward")
 
 
-def exported(config: Config, platform: str, build: str = "") -> str:
+def exported(config: Config, platform: str, build: Build = build) -> str:
     """The update in StableHLO, on shapes alone: nothing of the model's size is allocated."""
-    own = getattr(paper_controls, build) if build else usual_build
-    state = jax.eval_shape(partial(initial_state, config, build=own))
+    state = jax.eval_shape(partial(initial_state, config, build=build))
     ids = jax.ShapeDtypeStruct((config.trainer.batch_size, config.model.context + 1), np.int32)
     # JAX vouches for few custom calls over its versions, and not for these; what is exported here is not kept.
     unchecked = [export.DisabledSafetyCheck.custom_call(f"__cudnn${name}") for name in CUDNN]
@@ -74,6 +72,6 @@ def test_a_presets_update_is_exported_for_tpus(name, cudnn):
 def test_the_papers_updates_for_a_gpu_have_cudnns_attention(name, cudnn):
     runs = Runs(Arguments(scale="gpu", data=("text.txt",)), GPU_MODELS, Silent())
     config = runs.config(name, 0, runs.rate(name))
-    assert GPU_MODELS[name].rule == GPU_MODELS[name].batches == ""  # else the update below is not the one that is run
+    assert GPU_MODELS[name].batches is None  # else the update below is not the one that is run
     assert (config.trainer.batch_size, config.trainer.accumulation) == (64, 4)
-    require_cudnns_attention_alone(config, exported(config, "cuda", GPU_MODELS[name].build))
+    require_cudnns_attention_alone(config, exported(config, "cuda", GPU_MODELS[name].build or build))

@@ -9,15 +9,15 @@ import numpy as np
 from diffeqformer.config import ModelConfig
 from diffeqformer.model.build import build
 from diffeqformer.model.count import count
-from diffeqformer.studies.paper import controls as paper_controls
+from diffeqformer.studies.paper.controls import faster_table, free_rows
 
 
 def test_controls_start_as_the_models_that_they_are_compared_with():
     key, ids, models = jax.random.key(0), jax.numpy.arange(8)[None], []
-    for control, weights in (("free_rows", "time"), ("faster_table", "layer")):
+    for control, weights in ((free_rows, "time"), (faster_table, "layer")):
         sections: Any = {"weights": weights, "scheme": "euler"}
         config = ModelConfig(vocabulary=32, width=16, heads=2, steps=3, context=8, **sections)
-        plain, own = build(config, key), getattr(paper_controls, control)(config, key)
+        plain, own = build(config, key), control(config, key)
         np.testing.assert_allclose(own(ids), plain(ids), atol=1e-6)
         models.append((plain, own))
     (_, free), (table, faster) = models

@@ -17,6 +17,7 @@ from diffeqformer.model import count
 from diffeqformer.progress import Silent
 from diffeqformer.studies.paper import article as paper_page
 from diffeqformer.studies.paper import controls as paper_controls
+from diffeqformer.studies.paper import figures as paper_figures
 from diffeqformer.studies.paper import items as paper_items
 from diffeqformer.studies.paper import measures as paper_measures
 from diffeqformer.studies.paper import models as paper_models
@@ -24,7 +25,6 @@ from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper import runs as paper_runs
 from diffeqformer.studies.paper.adaptation import adapted
 from diffeqformer.studies.paper.claims import Claim, Finished, Item, Model, Trained, judge
-from diffeqformer.studies.paper.figures import FIGURES
 from diffeqformer.studies.paper.measures import (
     OURS,
     best_head,
@@ -103,7 +103,7 @@ def trained(tmp_path_factory):
     items = {
         "norm": Item(
             "nowhere", "that a norm helps", claims, layout="two curves", missing="a task, given",
-            figures=(("curves", ("wide", "normed")), ("tasks", ("wide", "normed"))),
+            figures=((paper_figures.curves, ("wide", "normed")), (paper_figures.tasks, ("wide", "normed"))),
         )
     }  # fmt: skip
     arguments = Arguments(
@@ -210,7 +210,7 @@ def test_spectra_are_of_the_start_the_middle_and_the_end(trained):
     for pair in ("QK", "FF"):
         first, last = seen[3].pairs[pair].radius[seen[3].steps(pair)].mean(1)
         assert peak("wide", pair)(found) == pytest.approx(math.log(last / first), rel=1e-6)  # of two steps
-    drawn = FIGURES["spectra"](runs, ("wide",))
+    drawn = paper_figures.spectra(runs, ("wide",))
     assert [figure.name for figure in drawn] == ["wide-qk", "wide-ov", "wide-ff"]
     effect = best_head("wide")(Trained({"wide": one}, 0, runs.folder, Silent()))
     assert effect is not None

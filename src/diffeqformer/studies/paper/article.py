@@ -23,7 +23,7 @@ from diffeqformer.studies.paper.claims import (
     judge,
     models_of,
 )
-from diffeqformer.studies.paper.figures import FIGURES, effects
+from diffeqformer.studies.paper.figures import effects
 from diffeqformer.studies.paper.items import ITEMS
 from diffeqformer.studies.paper.measures import planned_memory
 from diffeqformer.studies.paper.record import MODEL_COLUMNS, SEEDS_COLUMN, Record, of_claim
@@ -64,7 +64,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
         if name in measured:
             theirs = f" The paper's: {ITEMS[name].layout}" if ITEMS[name].layout else ""
             own += [replace(figure, caption=f"{figure.caption}{theirs}")
-                    for kind, models in ITEMS[name].figures for figure in FIGURES[kind](runs, models)]  # fmt: skip
+                    for draw, models in ITEMS[name].figures for figure in draw(runs, models)]  # fmt: skip
         figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}")
                     for figure in own]  # fmt: skip
     return Result(
@@ -141,9 +141,9 @@ def summary(found: Found) -> Table:
 
 def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:
     """Return the items' tables of the module `tables`, from these runs or else from the record."""
-    kinds = [kind for name in measured for kind in ITEMS[name].tables if runs.arguments.scale == "laptop"]
-    found = {kind: table for kind in kinds if (table := paper_tables.measured(kind, runs)) is not None}
-    return {**record.tables, **{kind: asdict(table) for kind, table in found.items()}}
+    ours = [one for name in measured for one in ITEMS[name].tables if runs.arguments.scale == "laptop"]
+    found = {one.__name__: asdict(table) for one in ours if (table := paper_tables.measured(one, runs)) is not None}
+    return {**record.tables, **found}
 
 
 def item_tables(
@@ -168,7 +168,7 @@ def item_tables(
     said += [item.missing] if item.missing else []
     columns = ("claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "seeds", "unit of the effect")
     claims = Table("\n".join((_title(name), *said)), columns, cells)
-    ours = [Table(**tables[kind]) for kind in item.tables if kind in tables]
+    ours = [Table(**tables[one.__name__]) for one in item.tables if one.__name__ in tables]
     return claims, *(reported.numbers if reported else ()), *ours
 
 

@@ -18,10 +18,18 @@ from typing import TYPE_CHECKING
 
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
+from diffeqformer.report.table import Table
 
 if TYPE_CHECKING:
     from diffeqformer.config import Config
+    from diffeqformer.data.cache import TokenCache
+    from diffeqformer.model.build import Build
+    from diffeqformer.report.page import Figure
     from diffeqformer.runs.trainer import TrainResult
+    from diffeqformer.studies.paper.runs import Runs
+    from diffeqformer.training.recipe import Batches
+
+    Draw = Callable[[Runs, tuple[str, ...]], list[Figure]]
 
 SEARCHED_WITH = 0
 """The seed of the search for learning rates, whose runs serve as the runs of this seed."""
@@ -50,10 +58,10 @@ class Model:
     """Whether the model is trained on the other text."""
     length: float = 1.0
     """Factor on the updates of the other models, rounded up."""
-    build: str = ""
-    """The function of `controls` that builds the model; if empty, the config does."""
-    batches: str = ""
-    """The class of `controls` that makes the training batches; if empty, they are from the text."""
+    build: "Build | None" = None
+    """Builds the model, as in `controls`; if `None`, the config does."""
+    batches: "Callable[[Config, TokenCache], Batches] | None" = None
+    """Makes the training batches, as in `controls`; if `None`, they are from the text."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +131,10 @@ class Item:
     claims: tuple[Claim, ...]
     layout: str = ""
     """Layout of the paper's figure, in words, shown with ours."""
-    figures: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Our figures: each a function of `figures`, and the models that it draws."""
-    tables: tuple[str, ...] = ()
-    """Our tables that no claim is based on: functions of `tables`."""
+    figures: "tuple[tuple[Draw, tuple[str, ...]], ...]" = ()
+    """Our figures: each a function of the module `figures`, and the models that it draws."""
+    tables: tuple[Callable[[Progress], Table], ...] = ()
+    """Our tables that no claim is based on: functions of the module `tables`."""
     missing: str = ""
     """What is needed to test what is not tested here; empty if everything is."""
     length: float = 0.0

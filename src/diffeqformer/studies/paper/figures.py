@@ -1,11 +1,11 @@
 """The figures of `reproduce paper`: the effects of an item's claims, and its own figures in the paper's layout.
 
-An item names its figures by the functions of `FIGURES`: `(runs, models) -> figures of the page`, none where nothing is
-finished yet. Where not said otherwise, what is random in them is of one seed, the first.
+An item's own figures are functions `(runs, models) -> figures of the page`, none where nothing is finished yet. Where
+not said otherwise, what is random in them is of one seed, the first.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import fill
 
 import numpy as np
@@ -210,8 +210,3 @@ def tasks(runs: Runs, names: Names) -> list[Figure]:
     *_, found = ("", *findings(compared))
     said = f"{found} Accuracies with standard errors, and differences with 95 % intervals over items."
     return [both_widths("tasks", said.strip(), task_figure, compared)] if accuracies(compared) else []
-
-
-FIGURES: Mapping[str, Callable[[Runs, Names], list[Figure]]] = {
-    one.__name__: one for one in (curves, sizes, spectra, induction, particles, adaptation, tasks)
-}

@@ -6,11 +6,13 @@ is an entry of `ITEMS`; a model that it needs, one of `models.MODELS`; what the 
 """
 
 from diffeqformer.studies.paper import checks
+from diffeqformer.studies.paper import figures as draw
 from diffeqformer.studies.paper import measures as by
 from diffeqformer.studies.paper.adaptation import TUNING, adapted, overfits_less, transferred
 from diffeqformer.studies.paper.claims import Claim, Item
 from diffeqformer.studies.paper.measures import MATCHING, NATS, OURS, TASKS, lower
 from diffeqformer.studies.paper.models import D_EMB
+from diffeqformer.studies.paper.tables import costs
 
 PAIRS = ("QK", "OV", "FF")
 """Pairs of matrices whose eigenvalues are measured."""
@@ -37,7 +39,7 @@ ITEMS = {
             lower("gpt-other", "shared-other", "the other text, read several times: shared weights are worse than GPT"),
         ),
         layout="Validation perplexity over training, a curve per model; the table has each one's lowest.",
-        figures=(("curves", ("gpt", OURS, "shared")), ("curves", ("gpt-other", f"{OURS}-other", "shared-other"))),
+        figures=((draw.curves, ("gpt", OURS, "shared")), (draw.curves, ("gpt-other", f"{OURS}-other", "shared-other"))),
     ),
     "table-2": Item(
         "table 2, figure 8, C.6",
@@ -56,7 +58,7 @@ ITEMS = {
         ),
         missing="The last claim needs another text: --other FILES.",
         layout="Validation perplexity of the Llama twins over training, two curves, ours below throughout.",
-        figures=(("curves", ("gpt", OURS, "llama", "diffeqformer-llama")),),
+        figures=((draw.curves, ("gpt", OURS, "llama", "diffeqformer-llama")),),
     ),
     "table-3": Item(
         "tables 3 and 6",
@@ -98,7 +100,7 @@ ITEMS = {
         "nothing of LAMBADA and is at chance on the others, and 5 examples are longer than its context: where both "
         "models have an accuracy of zero there is nothing to compare.",
         layout="Accuracies of two models side by side for each task, with standard errors, at 0 and 5 examples.",
-        figures=(("tasks", (OURS, "gpt")),),
+        figures=((draw.tasks, (OURS, "gpt")),),
     ),
     "figure-2": Item(
         "figure 2 a and b, appendix E",
@@ -124,7 +126,7 @@ ITEMS = {
             ),
         ),
         layout="Heat maps over depth, one per head: a pair's eigenvalues at each time, sorted; darker near the end.",
-        figures=(("spectra", (OURS,)), ("spectra", ("gpt",))),
+        figures=((draw.spectra, (OURS,)), (draw.spectra, ("gpt",))),
     ),
     "induction": Item(
         "section 5.1",
@@ -140,7 +142,7 @@ ITEMS = {
             )
         ),
         layout="A remark on figure 2, without a measurement of its own.",
-        figures=(("induction", ("repeats-llama", "repeats-diffeqformer-llama")),),
+        figures=((draw.induction, ("repeats-llama", "repeats-diffeqformer-llama")),),
     ),
     "figure-2cd": Item(
         "figures 2 c and d, 13, C.8",
@@ -152,7 +154,7 @@ ITEMS = {
                   by.more_clusters(level=True)),
         ),
         layout="Paths of particles: some clusters if weights are shared, points apart if they grow.",
-        figures=(("particles", ()),),
+        figures=((draw.particles, ()),),
     ),
     "figure-3": Item(
         "figure 3, appendix F",
@@ -206,7 +208,7 @@ ITEMS = {
         missing="Needs a second text: --other FILES. `reproduce adapt` has tables, too. The rates of LoRA and of full "
         "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
-        figures=(("adaptation", ()),),
+        figures=((draw.adaptation, ()),),
         length=4 + 44 * TUNING,  # with the search, which only the first seed needs
     ),
     "figure-7": Item(
@@ -219,7 +221,7 @@ ITEMS = {
             lower("gpt-b2-0.99", "gpt-b2-0.9", "GPT is better with b2 0.99 than with 0.9"),
         ),
         layout="Validation perplexity over training with two values of b2: ours lower with 0.95, GPT's with 0.999.",
-        figures=(("curves", (OURS, f"{OURS}-b2-0.999", "gpt", "gpt-b2-0.95")),),
+        figures=((draw.curves, (OURS, f"{OURS}-b2-0.999", "gpt", "gpt-b2-0.95")),),
     ),
     "figure-14": Item(
         "figures 14 to 16, D.1",
@@ -238,9 +240,9 @@ ITEMS = {
                   (OURS, "d_emb-144"), by.cheaper_memory, True),
         ),
         layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
-        figures=(("sizes", ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),
-                 ("sizes", ("d_emb-4-own", "d_emb-8-own", "d_emb-24-own", OURS, "d_emb-144-own"))),
-        tables=("costs",),
+        figures=((draw.sizes, ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),
+                 (draw.sizes, ("d_emb-4-own", "d_emb-8-own", "d_emb-24-own", OURS, "d_emb-144-own"))),
+        tables=(costs,),
         missing="Where rates are not said to be their own, all sizes have the one that was searched for 48. h(t) is "
         "longer with more features, so that the same rate moves the matrices of larger ones further.",
     ),
@@ -249,7 +251,7 @@ ITEMS = {
         "A network of time for each matrix is better than one for all.",
         (lower(OURS, "shared-mlp", "separate time networks are better than a shared one"),),
         layout="Validation perplexity over training, a curve per design; one network for all stays above.",
-        figures=(("curves", (OURS, "shared-mlp")),),
+        figures=((draw.curves, (OURS, "shared-mlp")),),
     ),
     "what-decides": Item(
         "not in the paper, what decides",
@@ -273,7 +275,7 @@ ITEMS = {
             lower(f"{OURS}-embeddings", "gpt-embeddings", "both with such embeddings, DiffEqFormer is ahead of GPT",
                   "Is it still better than GPT if the embeddings of both move 4 times as fast?"),
         ),
-        figures=(("curves", ("gpt", OURS, "table", "faster-table", "free-rows", "knots")),),
+        figures=((draw.curves, ("gpt", OURS, "table", "faster-table", "free-rows", "knots")),),
     ),
     "normalisation": Item(
         "not in the paper, the state's scale",
@@ -286,7 +288,8 @@ ITEMS = {
             lower("smooth-normed", "gpt-normed", "means over steps of knots are better than a table, both normalised"),
         ),
         figures=(
-            ("curves", ("gpt", OURS, "gpt-normed", "smooth-normed", "diffeqformer-normed", "diffeqformer-normed-long")),
+            (draw.curves, ("gpt", OURS, "gpt-normed", "smooth-normed", "diffeqformer-normed",
+                           "diffeqformer-normed-long")),
         ),
     ),
     "ours": Item(

@@ -1,6 +1,7 @@
 """The models that the paper's items need, by the names of their folders, at laptop and at gpu scale."""
 
 from diffeqformer.studies.paper.claims import Model
+from diffeqformer.studies.paper.controls import RepeatedTokens, faster_table, free_rows
 from diffeqformer.studies.paper.measures import OURS
 
 SMOOTH = 12.0
@@ -32,12 +33,12 @@ MODELS = {
     "gpt-equal-compute": Model("quickstart-gpt", rate_of="gpt", length=EQUAL_COMPUTE),
     "llama": Model("quickstart-llama"),
     "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
-    "repeats-llama": Model("quickstart-llama", REPEATS, rate=4e-3, batches="RepeatedTokens", length=2.0),
+    "repeats-llama": Model("quickstart-llama", REPEATS, rate=4e-3, batches=RepeatedTokens, length=2.0),
     "repeats-diffeqformer-llama": Model(
         "quickstart-diffeqformer-llama",
         REPEATS | {"model.horizon": 2.0, "model.weights.d_emb": 12},
         rate=4e-3,
-        batches="RepeatedTokens",
+        batches=RepeatedTokens,
         length=2.0,
     ),
     "shared-mlp": Model("quickstart-shared-mlp"),
@@ -50,8 +51,8 @@ MODELS = {
     **{f"d_emb-{d_emb}-own": Model("quickstart-diffeqformer", {"model.weights.d_emb": d_emb}) for d_emb in D_EMB},
     "table": Model("quickstart-gpt", EULER),
     "knots": Model("quickstart-gpt", EULER | MEANS),
-    "free-rows": Model("quickstart-diffeqformer", build="free_rows"),
-    "faster-table": Model("quickstart-gpt", EULER, build="faster_table"),
+    "free-rows": Model("quickstart-diffeqformer", build=free_rows),
+    "faster-table": Model("quickstart-gpt", EULER, build=faster_table),
     "table-b2-0.999": Model("quickstart-gpt", EULER | {"optimizer.b2": 0.999}),
     "gpt-embeddings": Model("quickstart-gpt", FASTER),
     "table-embeddings": Model("quickstart-gpt", EULER | FASTER),
@@ -79,7 +80,7 @@ GPU_MODELS = {
     "gpt-normed": Model("gpt-small", GPU | NORMED),
     "diffeqformer-normed-long": Model("diffeqformer-gpt-small", GPU | NORMED | {"model.horizon": 12.0}),
     "table": Model("gpt-small", GPU | EULER),
-    "faster-table": Model("gpt-small", GPU | EULER, build="faster_table"),
-    "free-rows": Model("diffeqformer-gpt-small", GPU, build="free_rows"),
+    "faster-table": Model("gpt-small", GPU | EULER, build=faster_table),
+    "free-rows": Model("diffeqformer-gpt-small", GPU, build=free_rows),
 }
 """Models at gpu scale: the sizes of the paper's smallest models. A claim whose models are not here is untested."""

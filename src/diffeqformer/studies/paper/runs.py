@@ -170,14 +170,9 @@ class Runs:
         from diffeqformer.runs.folder import RunFolder
         from diffeqformer.runs.results import results_of
         from diffeqformer.runs.trainer import train
+        from diffeqformer.training.recipe import Recipe
 
-        own: dict[str, Any] = {}
-        if model.build or model.batches:
-            from diffeqformer.studies.paper import controls as parts
-            from diffeqformer.training.recipe import Recipe
-
-            own = {"build": getattr(parts, model.build)} if model.build else {}
-            own |= {"recipe": Recipe(batches=getattr(parts, model.batches))} if model.batches else {}
+        own: dict[str, Any] = {"build": model.build, "recipe": Recipe(batches=model.batches)}
         opened = partial(train, config, Silent(), **own)
         try:
             found = results_of(Path(config.run))

@@ -53,17 +53,14 @@ def _speeds(configs: Mapping[int, Config], size: int, progress: Progress) -> dic
     return {d_emb: size * configs[d_emb].model.context / median(times[d_emb]) for d_emb in configs}
 
 
-TABLES: Mapping[str, Callable[[Progress], Table]] = {"costs": costs}
-
-
-def measured(kind: str, runs: Runs) -> Table | None:
+def measured(measure: Callable[[Progress], Table], runs: Runs) -> Table | None:
     """Return a table as measured with these runs, or measure and keep it now; `None` if nothing is to run."""
-    path = runs.folder / "tables" / f"{kind}.json"
+    path = runs.folder / "tables" / f"{measure.__name__}.json"
     if path.is_file():
         return Table(**read_sealed(path))
     if runs.arguments.finished:
         return None
-    table = TABLES[kind](runs.progress)
+    table = measure(runs.progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_sealed(path, asdict(table))
     return table
