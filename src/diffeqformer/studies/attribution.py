@@ -9,7 +9,6 @@ import tyro
 
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import join, number, probability
@@ -17,7 +16,9 @@ from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
+    from diffeqformer.analysis.attribution import Attributions
     from diffeqformer.analysis.faithfulness import Faithfulness
+    from diffeqformer.runs.opening import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,114 +69,138 @@ DESCRIPTIONS = {
 
 
 def study(arguments: Arguments, progress: Progress) -> Result:
-    """Explain a text, test the explanations, or both; the table of `trust` comes before the scores."""
+    """Explain a text, test the explanations, or both; the test comes first."""
     _check(arguments)
     import jax.numpy as jnp
 
-    from diffeqformer.analysis.attribution import SIGNED
     from diffeqformer.analysis.faithfulness import explain, faithfulness
-    from diffeqformer.analysis.tables import scores_table
-    from diffeqformer.report.page import TokenMap, both_widths
-    from diffeqformer.studies.attribution_figures import correlations, curves, occluded
 
     opened, folder = arguments.open("attribution", progress)
     model = opened.model
     tangents, probes = inputs.directions(arguments.tangents, arguments.probes, model.config.width)
     ids = inputs.ids_of(opened, arguments.text) if arguments.text is not None else np.zeros(0, np.int32)
-    outputs: tuple[int, ...] = inputs.outputs_of(len(ids), arguments.output_token) if len(ids) else ()
+    outputs = inputs.outputs_of(len(ids), arguments.output_token) if len(ids) else ()
     split = inputs.evaluation_text(opened, arguments.data, progress)[0] if arguments.faithfulness else ids
     settings: dict[str, Any] = {
         "tangents": tangents, "probes": probes, "points": arguments.points,
         "steps": arguments.steps, "seed": arguments.seed, "progress": progress,
     }  # fmt: skip
-    arrays: dict[str, np.ndarray] = {}
-    ranking: Sequence[str] = ("occlusion",)  # without a test: the one method that perturbs the input
-    maps, tables, figures = [], [], []
-    whose = inputs.described(opened)
-    said = [f"{whose}."]
-    document: Document = opened.which
+    title, said = "What does a prediction rest on?", (f"{inputs.described(opened)}.",)
+    shown = Result("attribution", title, said, document=opened.which, folder=folder)
     if outputs:
-        tokens, last = inputs.pieces_of(opened, ids), max(outputs)
-        explained = explain(model, jnp.asarray(ids), outputs, **settings)
-        scores, predicted = explained.scores, inputs.pieces_of(opened, explained.targets)
-        expected = [
-            f"“{piece}” (probability {probability(float(np.exp(log_p)))})"
-            for piece, log_p in zip(predicted, explained.log_probabilities, strict=True)
-        ]
-        captions = tuple(
-            f"Scores of every input for {what}, expected after {at}, {tokens[at]}"
-            for at, what in zip(outputs, expected, strict=True)
+        shown = with_text(shown, explain(model, jnp.asarray(ids), outputs, **settings), ids, opened)
+    if arguments.faithfulness:
+        length = min(arguments.context_tokens, model.config.context)
+        found = faithfulness(
+            model, split, contexts=arguments.faithfulness, length=length, draws=arguments.draws, **settings
         )
-        tables.append(scores_table(captions[-1], last, {name: row[-1] for name, row in scores.items()}, tokens))
-        headlines = tuple(
-            headline(tokens, at, what, {name: rows[row] for name, rows in scores.items()})
-            for row, (at, what) in enumerate(zip(outputs, expected, strict=True))
-        )
-        said = [
-            headlines[-1],
-            f"{whose}: a text of {len(ids)} tokens. It is the log-probability of the model's own prediction that is "
-            "explained.",
-        ]
-        missed = float(np.abs(explained.incompleteness).max())
-        if missed > TOO_MUCH:
-            said.append(
-                f"Integrated gradients miss {missed:.2f} nats of what they should add up to; use more --points."
-            )
-        seen = (
-            f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}. Shown is how far its log p falls "
-            "when the mean embedding replaces each input, one at a time (occlusion). Blue supports the prediction, "
-            "orange opposes it."
-        )
-        falls = scores["occlusion"][-1, : last + 1]
-        figures.append(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last))
-        maps.append(TokenMap(tokens, outputs, scores, DESCRIPTIONS, headlines, captions, signed=SIGNED))
-        own = ("log_probabilities", "integrated_gradients_incompleteness")
-        arrays |= {name: explained.arrays()[name] for name in own}
-        arrays |= {"ids": ids, "outputs": np.asarray(outputs), **{array_name(k): v for k, v in scores.items()}}
-        document |= {
+        shown = with_test(shown, found, length, inputs.whose(arguments.data))
+    return shown
+
+
+def with_text(shown: Result, explained: "Attributions", ids: np.ndarray, opened: "Run") -> Result:
+    """Show the explanations of a text: its token map, and a figure and a table of its last output."""
+    from diffeqformer.analysis.attribution import SIGNED
+    from diffeqformer.analysis.tables import scores_table
+    from diffeqformer.report.page import TokenMap, both_widths
+    from diffeqformer.studies.attribution_figures import occluded
+
+    outputs, scores, last = explained.outputs, explained.scores, max(explained.outputs)
+    tokens, predicted = inputs.pieces_of(opened, ids), inputs.pieces_of(opened, explained.targets)
+    expected = [
+        f"“{piece}” (probability {probability(float(np.exp(log_p)))})"
+        for piece, log_p in zip(predicted, explained.log_probabilities, strict=True)
+    ]
+    captions = tuple(
+        f"Scores of every input for {what}, expected after {at}, {tokens[at]}"
+        for at, what in zip(outputs, expected, strict=True)
+    )
+    headlines = tuple(
+        headline(tokens, at, what, {name: rows[row] for name, rows in scores.items()})
+        for row, (at, what) in enumerate(zip(outputs, expected, strict=True))
+    )
+    said = [
+        headlines[-1],
+        f"{inputs.described(opened)}: a text of {len(ids)} tokens. It is the log-probability of the model's own "
+        "prediction that is explained.",
+    ]
+    missed = float(np.abs(explained.incompleteness).max())
+    if missed > TOO_MUCH:
+        said.append(f"Integrated gradients miss {missed:.2f} nats of what they should add up to; use more --points.")
+    seen = (
+        f"After token {last}, “{tokens[last]}”, the model expects {expected[-1]}. Shown is how far its log p falls "
+        "when the mean embedding replaces each input, one at a time (occlusion). Blue supports the prediction, "
+        "orange opposes it."
+    )
+    falls = scores["occlusion"][-1, : last + 1]
+    methods = leading(("occlusion",), scores)  # without a test: the one method that perturbs the input
+    return replace(
+        shown,
+        findings=tuple(said),
+        tables=(scores_table(captions[-1], last, {name: rows[-1] for name, rows in scores.items()}, tokens),),
+        figures=(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last),),
+        maps=(TokenMap(tokens, outputs, methods, DESCRIPTIONS, headlines, captions, signed=SIGNED),),
+        arrays={
+            "log_probabilities": explained.log_probabilities,
+            "integrated_gradients_incompleteness": explained.incompleteness,
+            "ids": ids,
+            "outputs": np.asarray(outputs),
+            **{array_name(name): values for name, values in scores.items()},
+        },
+        document={
+            **shown.document,
             "tokens": list(tokens),
             "outputs": list(outputs),
             "predicted": list(predicted),
             "log_probabilities": explained.log_probabilities.tolist(),
             "incompleteness": explained.incompleteness.tolist(),
             "scores": {name: inputs.finite_rows(values) for name, values in scores.items()},
-        }
-    if arguments.faithfulness:
-        length = min(arguments.context_tokens, model.config.context)
-        found = faithfulness(
-            model, split, contexts=arguments.faithfulness, length=length, draws=arguments.draws, **settings
-        )
-        said = [
+        },
+    )
+
+
+def with_test(shown: Result, found: "Faithfulness", length: int, over: str) -> Result:
+    """Put the test of the explanations before what is shown, and the methods of its token map in the test's order.
+
+    **Arguments:** `length` of the contexts in tokens; `over`, what they were drawn from.
+    """
+    from diffeqformer.report.page import both_widths
+    from diffeqformer.studies.attribution_figures import correlations, curves
+
+    ranking = found.ranking("strength")
+    ranked = "Rank correlation of scores with what replacing a token changes"
+    replaced = "Replacing the tokens with the highest scores, and putting them back"
+    tested = {
+        "contexts": len(found.starts),
+        "length": length,
+        "verdict": found.verdict(),
+        "ranking": list(ranking),
+        **{m: {k: [e.mean, e.low, e.high] for k, e in found.estimates(m).items()} for m in found.measures()},
+    }
+    return replace(
+        shown,
+        findings=(
             found.headline(),
             found.verdict(),
-            *said,
+            *shown.findings,
             "Occlusion replaces single tokens, as the rank correlations do, though with another vector, so its good "
             "rank there is partly by construction. Deletion and insertion replace many.",
-        ]
-        tables.insert(0, trust(found, length, inputs.whose(arguments.data)))
-        ranking = found.ranking("strength")
-        ranked = "Rank correlation of scores with what replacing a token changes"
-        replaced = "Replacing the tokens with the highest scores, and putting them back"
-        figures = [
+        ),
+        tables=(trust(found, length, over), *shown.tables),
+        figures=(
             both_widths("correlations", ranked, correlations, found),
             both_widths("deletion-insertion", replaced, curves, found),
-            *figures,
-        ]
-        arrays |= found.arrays()
-        document["faithfulness"] = {
-            "contexts": arguments.faithfulness,
-            "length": length,
-            "verdict": found.verdict(),
-            "ranking": list(found.ranking("strength")),
-            **{m: {k: [e.mean, e.low, e.high] for k, e in found.estimates(m).items()} for m in found.measures()},
-        }
-    # A dictionary keeps a name's first position, so ranked methods lead and none appears twice.
-    in_order = lambda scores: {name: scores[name] for name in (*ranking, *scores)}
-    maps = [replace(one, methods=in_order(one.methods)) for one in maps]
-    return Result(
-        "attribution", "What does a prediction rest on?", tuple(said), tuple(tables), tuple(figures), tuple(maps),
-        arrays=arrays, document=document, folder=folder,
-    )  # fmt: skip
+            *shown.figures,
+        ),
+        maps=tuple(replace(one, methods=leading(ranking, one.methods)) for one in shown.maps),
+        arrays={**shown.arrays, **found.arrays()},
+        document={**shown.document, "faithfulness": tested},
+    )
+
+
+def leading(names: Sequence[str], scores: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    """Put the methods that are named first, in that order."""
+    return {name: scores[name] for name in (*names, *scores)}  # a dictionary keeps a name's first position
 
 
 def _check(arguments: Arguments) -> None:
