@@ -78,7 +78,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     tolerance = opened.config.model.tolerance
     turns = [(opened.model.merge(), steps) for steps in (*depths, *exits)]
     turns += [(one.model.merge(), None) for one in (*others, *([opened] if tolerance else []))]
-    found = evaluate_in_turns(
+    evaluated = evaluate_in_turns(
         turns,
         EvaluationBatches(tokens, context, arguments.batch_size, mask),
         bytes_=text_bytes,
@@ -86,17 +86,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         progress=progress,
         name=f"Evaluating at {len(depths)} depths" + (f", and {len(others)} more" if others else ""),
     )
-    marks = (
-        Mark(*_group(opened, other), str(other.folder), other.config.model.steps, one)
-        for other, one in zip(others, found[len(depths) + len(exits) :], strict=False)
-    )
-    settled = {one.threshold: each for one, each in zip(exits, found[len(depths) :], strict=False)}
-    points = dict(zip(depths, found, strict=False))
-    adaptive = Adaptive(tolerance.rtol, found[-1]) if tolerance else None
+    found = iter(evaluated)  # in the order of the turns
+    points = {steps: next(found) for steps in depths}
+    settled = {one.threshold: next(found) for one in exits}
+    marks = [Mark(*_group(opened, one), str(one.folder), one.config.model.steps, next(found)) for one in others]
+    adaptive = Adaptive(tolerance.rtol, next(found)) if tolerance else None
     curve = DepthCurve(name_of_run(opened.config), own, points, tuple(marks), settled, trained, adaptive)
     name = ", ".join(arguments.data) if arguments.data else f"the validation text of {source.folder}"
     said = (
-        f"{name}, {number(found[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
+        f"{name}, {number(evaluated[0].tokens)} tokens in batches of {arguments.batch_size} x {context}; "
         f"{opened.folder} at update {number(opened.step)}"
     )
     known = {**opened.which, "against": [one.which for one in others], "text": name}
