@@ -19,7 +19,15 @@ rounding."""
 def numeric(config: Config | Document) -> Document:
     """Return the settings that numbers depend on, by dotted names such as `model.weights.d_emb`."""
     document = to_dict(config) if isinstance(config, Config) else config
-    return {name: value for name, value in _flat(document).items() if name not in MAY_CHANGE}
+    return {name: value for name, value in flat(document).items() if name not in MAY_CHANGE}
+
+
+def flat(values: Document, prefix: str = "") -> Document:
+    """Return settings in sections by their dotted names."""
+    found: Document = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
 
 
 def first_difference(one: Values, other: Values) -> str | None:
@@ -49,13 +57,6 @@ def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str
         if above and value is not None:
             return name, repr(value), f"{above} is not given"
     return None
-
-
-def _flat(values: Document, prefix: str = "") -> Document:
-    found: Document = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def _defaults(section: Any, prefix: str = "") -> Document:

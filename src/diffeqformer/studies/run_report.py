@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -15,6 +15,7 @@ from diffeqformer.report import run_figures, run_text, text
 from diffeqformer.report.page import Figure, both_widths, drawn, from_template
 from diffeqformer.report.run_text import Model
 from diffeqformer.report.table import Table
+from diffeqformer.runs.settings import flat
 from diffeqformer.store.files import write_output
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import steps
@@ -296,22 +297,14 @@ def _samples(index: int, model: Model) -> list[tuple[int, str, Document, list[tu
 
 def settings_tables(models: Sequence[Model]) -> tuple[tuple[Table, set[int]], Table]:
     """Tabulate every model's settings by dotted name, with the rows that differ; and these rows in a second table."""
-    flat = [dict(_flatten(m["config"])) for m in models]
-    names = list(dict.fromkeys(name for one in flat for name in one))
-    rows = [(name, *(one.get(name, text.MISSING) for one in flat)) for name in names]
+    # On the command line a section's kind goes by the name of the section.
+    shown = [{name.removesuffix(".kind"): _setting(value) for name, value in flat(m["config"]).items()} for m in models]
+    names = list(dict.fromkeys(name for one in shown for name in one))
+    rows = [(name, *(one.get(name, text.MISSING) for one in shown)) for name in names]
     columns = ("setting", *(m["name"] for m in models))
     differ = {i for i, row in enumerate(rows) if len(set(row[1:])) > 1}
     own = Table("Settings that differ", columns, [rows[i] for i in sorted(differ)])
     return (Table("Every setting", columns, rows), differ), own
-
-
-def _flatten(config: Document, where: str = "") -> Iterator[tuple[str, str]]:
-    """Yield settings by their names on the command line: a section's kind goes by the name of the section."""
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{where}{name}.")
-        else:
-            yield where[:-1] if name == "kind" else f"{where}{name}", _setting(value)
 
 
 def _setting(value: Any) -> str:
