@@ -91,7 +91,7 @@ def listed(name: str, title: str, runs: Iterable[tuple[str, Path, Values, float]
         longest = max(longest, evaluations)
     each = statistics.median(pace) if pace else math.nan
     kinds = [
-        {"runs": kind, "finished": done[kind], "of": n, "seconds_left": each * left[kind] if pace else None}
+        {"runs": kind, "finished": done[kind], "of": n, "seconds_left": each * left.get(kind, 0.0) if pace else None}
         for kind, n in Counter(kind for kind, *_ in runs).items()
     ]
     rows = [(one["runs"], f"{one['finished']} of {one['of']}", duration(one["seconds_left"])) for one in kinds]
