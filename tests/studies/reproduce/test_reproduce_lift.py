@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from diffeqformer.cli import main
-from diffeqformer.config import shipped_configs
+from diffeqformer.config import read_yaml, shipped_configs
 from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.progress import Silent
 from diffeqformer.runs.folder import RESULTS
@@ -97,7 +97,7 @@ def test_the_command_trains_compares_and_is_kept(tmp_path, monkeypatch):
     values["trainer"] |= {"batch_size": 8}
     values["data"] = {"tokenizer_vocabulary": 280}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
-    monkeypatch.setattr(reproduce_lift, "shipped_configs", lambda: {"quickstart-gpt": tmp_path / "small.yaml"})
+    monkeypatch.setattr(reproduce_lift, "read_shipped", lambda name: read_yaml(tmp_path / "small.yaml"))
     (tmp_path / "text.txt").write_text("the cat sees the river and the stars.\n" * 200)
     arguments = Arguments(
         to=str(tmp_path / "lift"), pretraining=4, finetuning=2, data=(str(tmp_path / "text.txt"),),
@@ -106,6 +106,7 @@ def test_the_command_trains_compares_and_is_kept(tmp_path, monkeypatch):
     waiting = study(replace(arguments, list=True), Silent())
     assert waiting.findings == ("0 of 9 runs are finished.",)
     result = study(arguments, Silent())
+    assert study(replace(arguments, list=True), Silent()).findings == ("9 of 9 runs are finished.",)
     kinds = {row["kind"] for row in result.document}
     assert (
         kinds == {"dedicated", "lifted", "elastic", "stacked", "layerdrop"}

@@ -92,12 +92,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     require_once("--rivals", arguments.rivals)
     folder = folder_for("lift", arguments.to) / f"{arguments.family}-{arguments.layers}"
     if arguments.list:
-        text = (
-            {"data.source": "files", "data.train": [*arguments.data]} if arguments.data else {"data.source": "stdlib"}
-        )
-        updates = lambda run: arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
-        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name,
-                 {"trainer.updates": updates(run), "trainer.seed": seed, **text},
+        runs = ((NAMES[run.kind], folder / f"seed-{seed}" / run.name, _known(arguments, run, seed),
                  statistics.fmean(run.depths))
                 for seed in arguments.seeds for run in planned(arguments))  # fmt: skip
         return listed("lift", "From lifted to elastic", runs, folder)
@@ -157,6 +152,21 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
         yield from (Planned(kind, (depth,), starts[kind]) for kind in rivals if kind in starts)
 
 
+def _vanilla(arguments: Arguments, updates: int, seed: int) -> Config:
+    """Return the config of a pretrained model, trained for this many updates."""
+    config = with_length(read_shipped(f"quickstart-{arguments.family}"), updates, seed)
+    return on_text(config, arguments.data, arguments.cache)
+
+
+def _known(arguments: Arguments, run: Planned, seed: int) -> Values:
+    """Return the settings of a run's text and length, which are known before there is a base to fine-tune from."""
+    from diffeqformer.runs.folder import settings_of
+
+    updates = arguments.pretraining if run.kind == "dedicated" else arguments.finetuning
+    settings = settings_of(_vanilla(arguments, updates, seed))
+    return {name: value for name, value in settings.items() if name.startswith(("data.", "trainer."))}
+
+
 def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, Document]]:
     """Yield the config of each run, and its role; those of fine-tuning open the pretrained run, trained by then."""
     from diffeqformer.data.cache import prepare
@@ -165,10 +175,9 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     from diffeqformer.runs.lifting import lift_run, require_made_of, without_layers, write_derived
     from diffeqformer.runs.opening import load_run
 
-    vanilla = with_length(read_shipped(f"quickstart-{arguments.family}"), arguments.pretraining, seed)
-    vanilla = on_text(vanilla, arguments.data, arguments.cache)
+    vanilla = _vanilla(arguments, arguments.pretraining, seed)
     optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
-    trainer = with_length(vanilla, arguments.finetuning, seed).trainer
+    trainer = _vanilla(arguments, arguments.finetuning, seed).trainer
     original = cache(lambda: load_run(folder / f"dedicated-{arguments.layers}", progress=progress))
 
     def base_of(run: Planned) -> "Run":
