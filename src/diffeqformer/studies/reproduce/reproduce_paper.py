@@ -116,7 +116,7 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
 
     seeds, other = runs.arguments.seeds, runs.arguments.other
     there = {(name, seed) for name, _, seed in runs.ended}
-    rows, listed, needed, longest = [], [], {}, 0.0
+    rows, items, needed, longest = [], [], {}, 0.0
     runs.progress.say("Counting the operations of what is left …")
     for name in names:
         models = [one for one in runs.models if one in models_of(ITEMS[name]) and (other or not runs.models[one].other)]
@@ -138,13 +138,10 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
         done, words = len(wanted) - len(left), Counter(verdict.word for verdict in verdicts) if record.claims else None
         rows.append((name, ITEMS[name].where, f"{done} of {len(wanted)}",
                      *(duration(seconds or None) for seconds in times.values()),
-                     counted(verdicts) if record.claims else MISSING, ", ".join(models) or MISSING))  # fmt: skip
-        listed.append({"item": name, "where": ITEMS[name].where, "finished": done, "runs": len(wanted), **times,
-                       "on_record": words, "models": models})  # fmt: skip
-    columns = (
-        "item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record",
-        "models",
-    )  # fmt: skip
+                     counted(verdicts) if record.claims else MISSING))  # fmt: skip
+        items.append({"item": name, "where": ITEMS[name].where, "finished": done, "runs": len(wanted), **times,
+                      "on_record": words, "models": models})  # fmt: skip
+    columns = ("item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record")
     said = f"{len(names)} item{'s' * (len(names) != 1)}; {len(runs.ended)} runs are finished"
     if total := sum(needed.values()):
         said += (
@@ -152,9 +149,9 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
             f"once. A single item with --seeds {seeds[0]} takes at most {duration(longest)}; a stopped run resumes "
             "where it left off"
         )
-    tables = (Table("Items", columns[:-1], [row[:-1] for row in rows]),
-              Table("Models", ("item", "models"), [(row[0], row[-1]) for row in rows]))  # fmt: skip
-    return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": listed}, folder=runs.folder)
+    used = [(one["item"], ", ".join(one["models"]) or MISSING) for one in items]
+    tables = (Table("Items", columns, rows), Table("Models", ("item", "models"), used))
+    return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": items}, folder=runs.folder)
 
 
 def _is_adapted(runs: Runs, seed: int) -> bool:
