@@ -1,12 +1,12 @@
 """Two tiny trained runs, and a command line that is called in this process."""
 
-import random
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from diffeqformer.cli import main
+from tests.runs.tiny_run import write_text
 
 TINY = """
 run: {run}
@@ -43,13 +43,6 @@ class Place(NamedTuple):
 @pytest.fixture(scope="module", autouse=True)
 def compiled(compile_once, plain_pictures):
     """These tests train, again and again, the same small models."""
-
-
-def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
-    draw = random.Random(seed)
-    words = [["the", "a", "one"], ["cat", "dog", "river"], ["sees", "eats", "likes"], ["stars", "fish", "songs"]]
-    path.write_text("".join(" ".join(draw.choice(kind) for kind in words) + ".\n" for _ in range(lines)))
-    return path
 
 
 def write_config(path: Path, kind: str, run: Path, text: Path, cache: Path) -> Path:

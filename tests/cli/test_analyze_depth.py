@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import Config, dump_yaml, from_dict, read_yaml, to_dict
-from tests.cli.conftest import write_text
-from tests.runs.tiny_run import forget
+from tests.runs.tiny_run import forget, write_text
 
 
 def rewritten(from_: Path, to: Path, **base: str) -> Path:

@@ -11,7 +11,8 @@ import pytest
 
 from diffeqformer.runs.metrics import Metrics
 from diffeqformer.training import loop
-from tests.cli.conftest import write_config, write_text
+from tests.cli.conftest import write_config
+from tests.runs.tiny_run import write_text
 
 HERE = "{here}"
 """Stands for the test's own folder in a case's words."""

@@ -17,8 +17,8 @@ from diffeqformer.runs.opening import load_run
 from diffeqformer.store import paths
 from diffeqformer.store.files import SEAL
 from diffeqformer.training import loop
-from tests.cli.conftest import write_config, write_text
-from tests.runs.tiny_run import forget
+from tests.cli.conftest import write_config
+from tests.runs.tiny_run import forget, write_text
 
 CONFIGS = parse.shipped_configs()
 

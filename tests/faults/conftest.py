@@ -1,8 +1,5 @@
 """Small runs to be damaged, and what is asked of them."""
 
-import random
-from pathlib import Path
-
 import pytest
 
 from diffeqformer.progress import Silent
@@ -26,10 +23,3 @@ def compiled(compile_once):
 @pytest.fixture
 def said() -> Lines:
     return Lines()
-
-
-def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
-    draw = random.Random(seed)
-    words = [["the", "a", "one"], ["cat", "dog", "river"], ["sees", "eats", "likes"], ["stars", "fish", "songs"]]
-    path.write_text("".join(" ".join(draw.choice(kind) for kind in words) + ".\n" for _ in range(lines)))
-    return path

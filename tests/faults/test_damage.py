@@ -26,8 +26,9 @@ from diffeqformer.runs.finetune import finetune_config
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from tests.cases import slow
-from tests.faults.conftest import Lines, write_text
+from tests.faults.conftest import Lines
 from tests.faults.small_run import config as config_of
+from tests.runs.tiny_run import write_text
 
 NOT_READ_FROM_A_RUN = {
     ".lock": "holds the number of the process that wrote last, for one message",

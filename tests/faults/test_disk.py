@@ -24,9 +24,10 @@ from diffeqformer.progress import Stage
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
-from tests.faults.conftest import Lines, write_text
+from tests.faults.conftest import Lines
 from tests.faults.small_run import config as config_of
 from tests.faults.test_kill import final_state, lasting
+from tests.runs.tiny_run import write_text
 
 pytestmark = pytest.mark.slow  # processes of their own, one after the other
 

@@ -17,8 +17,9 @@ from diffeqformer.cli.completion import commands
 from diffeqformer.cli.parse import options_of
 from diffeqformer.runs.trainer import train
 from tests.cases import slow_but
-from tests.faults.conftest import Lines, write_text
+from tests.faults.conftest import Lines
 from tests.faults.small_run import config as config_of
+from tests.runs.tiny_run import write_text
 
 PATHS = [
     "~nosuchuser/x",

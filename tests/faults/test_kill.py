@@ -25,8 +25,9 @@ from diffeqformer.runs.metrics import read_metrics
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.training.update import initial_state
-from tests.faults.conftest import Lines, write_text
+from tests.faults.conftest import Lines
 from tests.faults.small_run import config as config_of
+from tests.runs.tiny_run import write_text
 
 PATIENCE = 900.0
 """Seconds after which a process that does not come to the point is a failure."""

@@ -21,7 +21,7 @@ from diffeqformer.config import Config, shipped_configs
 from diffeqformer.config.strict import hints_of, kinds_of
 from diffeqformer.data import decoding
 from tests.cases import slow
-from tests.faults.conftest import write_text
+from tests.runs.tiny_run import write_text
 
 MORE_MEMORY = 300 << 20
 """Bytes that all of a test's cases together may add to the memory of this process."""

@@ -31,8 +31,9 @@ from diffeqformer.store.files import read_sealed, write_whole
 from diffeqformer.store.folders import becoming
 from diffeqformer.store.lock import folder_lock
 from tests.cases import slow, slow_but
-from tests.faults.conftest import Lines, write_text
+from tests.faults.conftest import Lines
 from tests.faults.small_run import config as config_of
+from tests.runs.tiny_run import write_text
 
 
 @pytest.fixture(scope="module")

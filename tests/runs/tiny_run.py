@@ -9,9 +9,9 @@ from diffeqformer.config import Config
 from diffeqformer.store.files import read_sealed, write_sealed
 
 
-def write_text(path: Path, lines: int = 400) -> Path:
+def write_text(path: Path, lines: int = 400, seed: int = 0) -> Path:
     """Write a text with something to learn: sentences of a small grammar."""
-    draw = random.Random(0)
+    draw = random.Random(seed)
     words = [["the", "a", "one"], ["cat", "dog", "river"], ["sees", "eats", "likes"], ["stars", "fish", "songs"]]
     path.write_text("".join(" ".join(draw.choice(kind) for kind in words) + ".\n" for _ in range(lines)))
     return path
