@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int, PyTree
 
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.reading import lens, shares, walk
+from diffeqformer.analysis.spectra import effective_rank
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.grid import Grid, Steps
@@ -79,8 +80,7 @@ class Participation:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all results as arrays, by name."""
-        names = ("times", "loss", "kl", "length", "attention", "feed_forward", "echo")
-        own = {name: getattr(self, name) for name in names}
+        own = {name: x for name, x in vars(self).items() if isinstance(x, np.ndarray)}
         weights = {"energy": self.energy, "rank": self.rank}
         return own | {f"{kind}_{name}": np.asarray(x) for kind, of in weights.items() for name, x in of.items()}
 
@@ -149,7 +149,6 @@ def variation_over_depth(table: BlockWeights, lengths: np.ndarray) -> tuple[dict
         gram = rows @ rows.T
         whole, mean = np.trace(gram), root @ gram @ root
         energy[name] = float(1 - mean / whole) if whole else 0.0
-        share = np.clip(np.linalg.eigvalsh(gram), 0, None)
-        share = share[share > 0] / share.sum()
-        rank[name] = float(np.exp(-(share * np.log(share)).sum())) if share.size else 0.0
+        squares = np.clip(np.linalg.eigvalsh(gram), 0, None)  # of the singular values
+        rank[name] = float(effective_rank(squares)) if whole else 0.0
     return energy, rank

@@ -74,10 +74,8 @@ class Spectrum:
 
     @property
     def effective_rank(self) -> np.ndarray:
-        """`exp(-sum p log p)`, p the singular values over their sum, (time, head). Source: Roy & Vetterli 2007."""
-        total = self.singular_values.sum(-1, keepdims=True)
-        p = np.divide(self.singular_values, total, out=np.zeros_like(self.singular_values), where=total > 0)
-        return np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1))
+        """Effective rank by the singular values, (time, head). Source: Roy & Vetterli 2007."""
+        return effective_rank(self.singular_values)
 
     @property
     def jump(self) -> np.ndarray:
@@ -168,6 +166,13 @@ class Spectra:
 
     def _repr_html_(self) -> str:
         return self.table(f"spectra at {len(self.times)} times").to_html()
+
+
+def effective_rank(values: np.ndarray) -> np.ndarray:
+    """Compute `exp(-sum p log p)`, p the values (..., number) over their sum; 1 where all are zero."""
+    total = values.sum(-1, keepdims=True)
+    p = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
+    return np.asarray(np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)))
 
 
 def pairs_of(
