@@ -242,6 +242,7 @@ def test_every_block_is_run_or_listed():
     assert unused == []
 
 
+@pytest.mark.usefixtures("plain_pictures")
 @pytest.mark.parametrize("page", QUICK)
 def test_quick_page_runs(page, texts, tmp_path, monkeypatch):
     shutil.copytree(texts, tmp_path, dirs_exist_ok=True)

@@ -61,6 +61,7 @@ def test_log_probabilities_are_the_models():
     assert np.allclose(_log_p(model, texts), every[:, every[0].argmax()], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_whole_test_on_a_model():
     model = model_of(TINY)
     settings = {"contexts": 3, "length": 6, "draws": 2, "points": 4, "probes": 4, "tangents": 2}

@@ -265,7 +265,7 @@ def test_memory_is_linear_in_tokens_and_lapack_is_called_once_at_a_time():
     assert most - more < 2.5 * (more - few)
 
 
-@pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries", "time, reversible"])
+@pytest.mark.parametrize("kind", ["diffeqformer", "vanilla llama, grouped queries", *slow("time, reversible")])
 def test_end_to_end_equals_the_singular_values_of_the_whole_derivative(kind):
     model, ids, output = model_of(KINDS[kind]), text(), 5
     with jax.enable_x64(True):

@@ -13,6 +13,7 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.ode.grid import END_OF_STEP
 from diffeqformer.ode.weights import SharedWeights, WeightSource
+from tests.cases import slow
 from tests.models import KINDS, TINY, model_of, states, tokens
 from tests.tolerances import STATES
 
@@ -22,7 +23,7 @@ IDS = np.asarray(tokens(1, 9))[0]
 # At 11 steps weights are generated in two parts.
 @pytest.mark.parametrize(
     ("kind", "steps"),
-    [("diffeqformer", 11), ("time, reversible", 3), ("macaron", 3), ("knots, normalised", 11), ("shared", 11)],
+    [("diffeqformer", 11), ("macaron", 3), ("knots, normalised", 11), ("shared", 11), *slow(("time, reversible", 3))],
 )
 def test_steps_one_by_one_are_the_forward_pass(kind, steps):
     model = model_of(KINDS[kind])

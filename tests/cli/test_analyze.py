@@ -176,6 +176,7 @@ def test_all_analyses_read_one_text_and_are_linked_by_one_page(call, place, tmp_
         assert f'id="token={place_of}"' in (tmp_path / "all" / "steps" / "index.html").read_text()
 
 
+@pytest.mark.slow
 def test_all_analyses_without_a_text_read_the_middle_of_the_validation_split(call, place):
     run = place.run("layer")
     called = call("analyze", "all", run, "--only", "clusters", "compression")

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 # A context of 16: three tokens, five times.
 FEW = ("--sequences", "2", "--length", "3", "--repeats", "5")
@@ -28,6 +29,7 @@ def test_spectra_of_two_runs_side_by_side(place, call):
     assert len(told["models"][1]["times"]) == 2
 
 
+@pytest.mark.slow
 def test_nothing_is_read_between_the_steps_of_shared_weights(place, call, tmp_path):
     words = ["--run", tmp_path / "run", "--model.weights", "shared", "--trainer.updates", 1]
     assert call("train", place.time, *words).status == 0

@@ -13,6 +13,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.lifting import require_made_of
 from diffeqformer.runs.opening import load_run
 from diffeqformer.studies.compression import WAYS
+from tests.cases import slow_but
 from tests.interop.folders import CONFIGS, WORDS, golden, write
 from tests.tolerances import LOSS
 
@@ -114,7 +115,7 @@ def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, li
     assert refused.status == 2 and "a table of layers has one depth" in refused.err
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", slow_but(["gpt2"], CONFIGS))
 def test_an_imported_model_stays_without_a_text(call, tmp_path, kind):
     published = write(tmp_path / "published", CONFIGS[kind], golden(kind).tensors)
     assert call("import", published, "--to", tmp_path / "run").status == 0

@@ -16,7 +16,6 @@ from diffeqformer.cli import main
 from diffeqformer.cli.completion import commands
 from diffeqformer.cli.parse import options_of
 from diffeqformer.runs.trainer import train
-from tests.cases import slow_but
 from tests.faults.conftest import Lines
 from tests.faults.small_run import config as config_of
 from tests.runs.tiny_run import write_text
@@ -255,7 +254,8 @@ def harm(path: Path, how: str) -> Callable[[], None]:
     return back
 
 
-@pytest.mark.parametrize("verb", slow_but(["eval"], WORDS))
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", WORDS)
 def test_nothing_in_a_run_fails_in_python(place, answer, verb):
     """A stray `checkpoints/999` did, and a folder in the place of a file."""
     words = [*verb.split(), *WORDS[verb].replace("c.yaml --run other", "c.yaml").split()]

@@ -26,7 +26,7 @@ from diffeqformer.runs import checkpoint
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import load_run
 from tests.browser.test_clicks import dump
-from tests.cases import slow_but
+from tests.cases import slow, slow_but
 from tests.faults.conftest import Lines
 
 BAD = "<img src=x onerror=\"document.body.id='intru'+'ded'\">"
@@ -138,7 +138,7 @@ class Bomb:
         return os.system, (f"touch {os.environ['BOMB']}",)
 
 
-@pytest.mark.parametrize("what", ["run", "cache", "export", "adapter"])
+@pytest.mark.parametrize("what", ["run", *slow("cache", "export", "adapter")])
 def test_a_pickle_in_the_place_of_any_file_is_never_opened(tmp_path, monkeypatch, tame, what):
     monkeypatch.setenv("BOMB", str(tmp_path / "bad"))
     bomb = pickle.dumps(Bomb())

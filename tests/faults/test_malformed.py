@@ -348,13 +348,14 @@ def parquet(columns: dict[str, list]) -> bytes:
     return out.getvalue().to_pybytes()
 
 
-def test_malformed_texts_are_refused(refused, tmp_path):
-    for name, content in malformed_texts(random.Random(9)):
+@pytest.mark.parametrize("every", [3, *slow(1)])
+def test_malformed_texts_are_refused(refused, tmp_path, every):
+    for name, content in islice(malformed_texts(random.Random(9)), None, None, every):
         (tmp_path / name).write_bytes(content)
         (tmp_path / "c.yaml").write_text(TINY.format(here=tmp_path, name=name, more=""))
         refused(f"{name} {content[:60]!r}", "train", "c.yaml")
         (tmp_path / name).unlink()
-    assert refused.count >= 70
+    assert refused.count >= 70 / every
 
 
 @pytest.mark.parametrize("press", [bytes, gzip.compress, zstandard.compress])

@@ -89,6 +89,7 @@ def test_devices_share_what_fsdp_cuts():
     assert four.temporary < 0.4 * alone.temporary
 
 
+@pytest.mark.slow
 def test_the_model_that_updates_learn_from_is_counted():
     model = dataclasses.replace(MODEL, width=16, heads=2, vocabulary=40, context=16)
     config = Config(model=model, depth=DepthConfig(sample=(2, 4), distill=0.5), trainer=TrainerConfig(batch_size=2))

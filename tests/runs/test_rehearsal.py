@@ -48,6 +48,7 @@ sys.exit(main(["train", sys.argv[1], "--dry-run"]) or main(["train", sys.argv[1]
 """
 
 
+@pytest.mark.slow
 def test_a_base_teaches_on_a_mesh(config, tmp_path):
     base = changed(config, model__weights=TimeConfig(d_emb=4, frequencies=3), trainer__updates=1)
     train(base, Silent())

@@ -39,6 +39,7 @@ def changed(monkeypatch) -> Callable[..., None]:
     return change
 
 
+@pytest.mark.slow
 def test_counts_are_the_published_ones(nothing, changed):
     assert checks.counts(nothing) > 0
     assert checks.llama_count(nothing) > 0
