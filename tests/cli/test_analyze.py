@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from diffeqformer.errors import RunFailed
 from diffeqformer.runs.opening import load_run
 from diffeqformer.studies import ANALYSES
 
@@ -211,10 +212,17 @@ def test_analyses_that_cannot_be_made_are_refused(call, place, tmp_path):
     assert not (tmp_path / "all" / "induction").exists()
 
 
-def test_a_fault_in_one_analysis_is_told_once_the_others_are_made(call, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("diffeqformer.studies.clusters.study", Mock(side_effect=IndexError("nothing is there")))
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (IndexError("nothing is there"), "it failed with IndexError"),
+        (RunFailed("the states are not finite."), "the states are not finite."),
+    ],
+)
+def test_a_fault_in_one_analysis_is_told_once_the_others_are_made(call, place, tmp_path, monkeypatch, error, reason):
+    monkeypatch.setattr("diffeqformer.studies.clusters.study", Mock(side_effect=error))
     called = call("analyze", "all", place.run("layer"), "--only", "clusters", "compression", "--to", tmp_path / "all")
-    assert called.status == 1 and "IndexError" in called.err.splitlines()[-1], called.err
+    assert called.status == 1 and reason.split()[-1] in called.err.splitlines()[-1], called.err
     assert (tmp_path / "all" / "compression" / "index.html").is_file()
     page = (tmp_path / "all" / "index.html").read_text()
-    assert "<b>clusters</b> cannot be made" in page and "it failed with IndexError" in page
+    assert "<b>clusters</b> cannot be made" in page and reason in page

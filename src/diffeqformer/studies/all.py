@@ -64,8 +64,11 @@ class Overview(Result):
 def study(arguments: Arguments, progress: Progress) -> Overview:
     """Make the analyses one after another. As each is made, its page and the page that links all are written.
 
-    **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run. An analysis that cannot
-    be made is reported with its reason, on the page too.
+    An analysis that cannot be made of this run is reported with its reason, on the page too; one that fails ends all
+    with its error once the others are made.
+
+    **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run; `RunFailed` as the
+    analyses.
     """
     if unknown := [name for name in arguments.only if name not in OTHERS]:
         raise BadInput(f"--only has {unknown[0]!r}, but the analyses are {', '.join(OTHERS)}.")
@@ -84,11 +87,12 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         module = import_module(f"diffeqformer.studies.{name}")
         try:
             made[name] = module.study(_arguments_of(name, arguments, text, folder / name), progress)
-        except (BadInput, RunFailed) as error:
+        except BadInput as error:
             refused[name] = str(error)
             progress.say(f"{name} cannot be made of this run: {error}")
-        except Exception as error:  # a bug of ours: raised once the others are made
-            refused[name], broken = f"it failed with {type(error).__name__}.", broken or error
+        except Exception as error:  # what is no `RunFailed` is a bug of ours
+            refused[name] = str(error) if isinstance(error, RunFailed) else f"it failed with {type(error).__name__}."
+            broken = broken or error
             progress.say(f"{name} cannot be made of this run: {refused[name]}")
         else:
             made[name].write(home="../index.html")
