@@ -1,6 +1,7 @@
 """Every file of a run, a cache, an export and an adapter, damaged in turn: it is named, or no number can tell.
 
-The quick tests do each kind of damage to each file once; the slow ones flip many single bits.
+The quick tests damage each file once, in one of the ways; the slow ones those of a whole run too, each file in every
+way, and flip many single bits.
 """
 
 import random

@@ -1,4 +1,7 @@
-"""Two hundred malformed configs, a hundred malformed inputs: exit 2, one sentence, nothing written, bounded memory."""
+"""Two hundred malformed configs, a hundred malformed inputs: exit 2, one sentence, nothing written, bounded memory.
+
+The quick tests take a part of the configs and texts, the slow ones all.
+"""
 
 import gzip
 import json
