@@ -67,8 +67,8 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
     An analysis that cannot be made of this run is reported with its reason, on the page too; one that fails ends all
     with its error once the others are made.
 
-    **Raises:** `BadInput` for a name that is no analysis, or if none can be made of this run; `RunFailed` as the
-    analyses.
+    **Raises:** `BadInput` for a name that is no analysis, or, with all reasons, if none can be made of this run;
+    `RunFailed` as the analyses.
     """
     if unknown := [name for name in arguments.only if name not in OTHERS]:
         raise BadInput(f"--only has {unknown[0]!r}, but the analyses are {', '.join(OTHERS)}.")
@@ -97,7 +97,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         else:
             made[name].write(home="../index.html")
         write_index(folder, arguments.run, refused)
-    if broken is not None:
+    if broken is not None and (made or not isinstance(broken, RunFailed)):
         raise broken
     if not made:
         raise BadInput(f"no analysis can be made of {arguments.run}: {' '.join(refused.values())}")
