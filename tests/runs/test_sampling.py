@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
+from diffeqformer.config import BaseConfig, Config, ModelConfig, TrainerConfig
 from diffeqformer.data.beside import SPECIAL
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import sampling
 from diffeqformer.runs.sampling import continue_text
+from diffeqformer.runs.trainer import samples_of
 from tests.interop.runs import run_of
 from tests.models import TINY, model_of
 
@@ -51,6 +53,18 @@ def test_a_models_files_declare_where_text_begins_and_ends(tokenizer, tmp_path):
     assert (run.stops, run.before, imported.before) == ([5, 0], 0, 5)
     drawn = jnp.asarray([[3, 4, 5, 2]])
     assert sampling._texts(tokenizer, "a", drawn, imported.stops) == [" Pa b"]
+
+
+@pytest.mark.parametrize(
+    ("base", "start"), [(BaseConfig(), []), (BaseConfig("base", imported=False), []), (BaseConfig("base"), [1])]
+)
+def test_prompts_during_training_begin_as_the_imported_models_texts(tokenizer, base, start):
+    config = Config(base=base, model=ModelConfig(context=3), trainer=TrainerConfig(samples=("a b",)))
+    if start:
+        with pytest.raises(BadInput, match="'a b', of 2 tokens, but must have between 1 and 1"):
+            samples_of(config, tokenizer)
+        config = dataclasses.replace(config, model=ModelConfig(context=4))
+    assert samples_of(config, tokenizer).start == start
 
 
 def test_a_start_stands_before_the_prompt_and_takes_room(tokenizer, monkeypatch):

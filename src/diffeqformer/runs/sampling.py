@@ -84,21 +84,21 @@ def continue_text_with_drafts(
 class Samples(Callback):
     """Continues prompts greedily at each evaluation during training, and logs the texts to `metrics.jsonl`.
 
-    **Arguments:** `prompts`; `tokenizer`; `context` of the model.
+    **Arguments:** `prompts`; `tokenizer`; `context` of the model; `start`, tokens before each prompt.
 
     **Raises:** `BadInput` for a prompt that is empty or fills the context.
     """
 
-    def __init__(self, prompts: Sequence[str], tokenizer: Tokenizer, context: int):
-        self.prompts, self.tokenizer = prompts, tokenizer
+    def __init__(self, prompts: Sequence[str], tokenizer: Tokenizer, context: int, start: Sequence[int] = ()):
+        self.prompts, self.tokenizer, self.start = prompts, tokenizer, start
         for prompt in prompts:
-            if not 0 < (count := len(encode(tokenizer, prompt))) < context:
-                must = f"but must have between 1 and {context - 1}"
+            if not 0 < (count := len(encode(tokenizer, prompt))) < context - len(start):
+                must = f"but must have between 1 and {context - len(start) - 1}"
                 raise BadInput(f"trainer.samples has {shown(prompt)}, of {count} tokens, {must}.")
 
     def evaluated(self, now: Now, loss: float) -> None:
         for prompt in self.prompts:
-            (text,) = continue_text(now.state.result, self.tokenizer, prompt, temperature=0.0)
+            (text,) = continue_text(now.state.result, self.tokenizer, prompt, temperature=0.0, start=self.start)
             now.logged.append({"kind": "sample", "step": now.step, "prompt": prompt, "text": text})
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, validate
 from diffeqformer.data.beside import beside_tokenizer
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
-from diffeqformer.data.tokenizer import end_of_text, vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, leading, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import Build, require_no_own
@@ -112,8 +113,7 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     if isinstance(batches, Stream):
         recipe = replace(recipe, callbacks=(Remembered(batches), *recipe.callbacks))
     if config.trainer.samples:
-        samples = Samples(config.trainer.samples, tokens.tokenizer, config.model.context)
-        recipe = replace(recipe, callbacks=(*recipe.callbacks, samples))
+        recipe = replace(recipe, callbacks=(*recipe.callbacks, samples_of(config, tokens.tokenizer)))
     with folder.held(tokens, beginning.bytes, beside_tokenizer(base.folder, base.tokenizer) if base else {}):
         state, resumed = beginning.state(progress)
         step = int(state.step)
@@ -143,6 +143,16 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
         return TrainResult(folder.path, folder.config, state.result, tokens, entry)
 
 
+def samples_of(config: Config, tokenizer: Tokenizer) -> Samples:
+    """Return the callback of `trainer.samples`; as in `sample`, an imported model's texts begin as in its training.
+
+    **Raises:** `BadInput` as `Samples`.
+    """
+    from_imported = config.base.run and config.base.imported is not False
+    start = leading(tokenizer) if from_imported else []
+    return Samples(config.trainer.samples, tokenizer, config.model.context, start)
+
+
 def fitting(
     config: Config, tokens: TokenCache, base: Run | None, recipe: Recipe = NO_RECIPE, build: Build = usual_build
 ) -> tuple[Config, Loader | Batches]:
@@ -161,8 +171,7 @@ def fitting(
             f"trainer.evaluate_batches is {t.evaluate_batches}, but no prediction counts in so few batches of the "
             "validation split; raise it, or 0 for all."
         )
-    # Made only for its checks.
-    Samples(t.samples, tokens.tokenizer, context)
+    samples_of(config, tokens.tokenizer)  # made only for its checks
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))
     require_trained(like.model, config.optimizer)
