@@ -118,8 +118,13 @@ bench: install ## Benchmark this machine and write docs/benchmarks.md (RUN=runs/
 QUICK_FLAGS := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 KNOWN_FLAGS = XLA_FLAGS="$(QUICK_FLAGS)" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null
 
+# What a run compiles is kept for a week, by processor: the next run takes two thirds of the processor time.
+PROGRAMS := $(CURDIR)/.pytest_cache/programs
 QUICKLY = flags=; $(KNOWN_FLAGS) && flags="$(QUICK_FLAGS)"; \
-	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0 XLA_FLAGS="$$XLA_FLAGS $$flags"; $(PYTEST)
+	programs="$(PROGRAMS)-$$(grep -s -m 1 -E 'flags|Features' /proc/cpuinfo | cksum | cut -d ' ' -f 1)"; \
+	mkdir -p "$$programs"; find "$$programs" -type f -mtime +7 -delete; \
+	export JAX_DISABLE_MOST_OPTIMIZATIONS=1 JAX_TRACEBACK_IN_LOCATIONS_LIMIT=0 XLA_FLAGS="$$XLA_FLAGS $$flags" \
+		JAX_COMPILATION_CACHE_DIR="$$programs" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0; $(PYTEST)
 
 # Collecting all test files takes half a minute, and few have these marks.
 WITH_TORCH = $(shell grep -rlE 'mark\.(torch|harness)' tests --include='test_*.py')

@@ -3,7 +3,7 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # commands of tests keep nothing in the user's folder
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", "")  # commands of tests keep nothing in the user's folder
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests of the hub have one of their own
 if "PYTEST_XDIST_WORKER" in os.environ:  # one worker per core: threads of its own would only wait for each other
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
