@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from diffeqformer.config import KnotsConfig, LayerDropConfig, ModulationConfig
+from diffeqformer.config import KnotsConfig, LayerDropConfig, LevelsConfig, LoRAConfig, ModulationConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
 from tests.models import TINY, logits, model_of, tokens
@@ -16,6 +16,7 @@ BY_STEPS = {
     "corrections by the length of the step": {"weights": KnotsConfig(rank=2)},
     "layers to leave out": {"weights": LayerDropConfig()},
     "knots of a modulation": {"modulation": ModulationConfig()},
+    "modulated levels": {"weights": LevelsConfig(), "modulation": ModulationConfig()},
 }
 """Sections whose number of rows is the number of steps if none is given."""
 
@@ -60,3 +61,10 @@ def test_a_config_of_the_same_shapes_that_computes_something_else_is_refused(cha
     adapt(base, config, jax.random.key(0))
     with pytest.raises(BadInput, match=said):
         adapt(base, dataclasses.replace(config, **changes), jax.random.key(0))
+
+
+def test_adapters_of_modulated_knots_are_refused():
+    base = model_of(dataclasses.replace(TINY, weights=KnotsConfig(), modulation=ModulationConfig()))
+    config = adapted_config(base.config, 3, become="same", lora=LoRAConfig(2))
+    with pytest.raises(BadInput, match=r"model.modulation and model.weights.lora \(of rank 2\) are given"):
+        adapt(base, config, jax.random.key(0))

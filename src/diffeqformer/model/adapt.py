@@ -23,7 +23,7 @@ from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import ODD
 from diffeqformer.ode.lora import attach
-from diffeqformer.ode.weights import AdaptableWeights, LevelWeights
+from diffeqformer.ode.weights import AdaptableWeights
 from diffeqformer.ode.weights.levels import freed
 from diffeqformer.sharding import by_path
 
@@ -100,17 +100,17 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
 
     **Raises:** `BadInput` if the model does not fit `config`, in its shapes or in what it would compute.
     """
+    made = abstract(config)
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
     elif isinstance(config.weights, KnotsConfig | LevelsConfig):
         model = model.merge()
-    if isinstance(config.weights, LevelsConfig) and not isinstance(model.weights, LevelWeights):
+    if isinstance(config.weights, LevelsConfig) and not isinstance(model.config.weights, LevelsConfig):
         model = model.replace(weights=freed(model.weights, config.weights.of(config.steps), model.scheme.nodes))
     if config.lora:
         assert isinstance(model.weights, AdaptableWeights)
         model = model.replace(weights=model.weights.changed(partial(attach, lora=config.lora, key=key)))
     shapes = lambda tree: {name: leaf.shape for name, leaf in by_path(tree).items()}
-    made = abstract(config)
     wanted, found = shapes(made), shapes(model)
     for name in wanted | found:
         if wanted.get(name) != found.get(name):
