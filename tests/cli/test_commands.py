@@ -10,7 +10,15 @@ import pytest
 
 from diffeqformer.cli import VERBS, parse, quickstart, sample
 from diffeqformer.cli.parse import ConfigArguments, arguments_from
-from diffeqformer.config import LoRAConfig, ToleranceConfig, dump_yaml, read_yaml, validate
+from diffeqformer.config import (
+    Config,
+    LoRAConfig,
+    RotaryScalingConfig,
+    ToleranceConfig,
+    dump_yaml,
+    read_yaml,
+    validate,
+)
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import compare
 from diffeqformer.runs.opening import load_run
@@ -123,6 +131,25 @@ def test_true_and_false_are_spelled_as_in_yaml_or_in_python(word, tied):
 def test_a_setting_of_adapters_adds_them(kind):
     words = ["quickstart-gpt", "--model.weights", kind, "--model.weights.lora.rank", "2"]
     assert arguments_from(words, "train", ConfigArguments).settings.model.lora == LoRAConfig(2)
+
+
+def test_a_section_inside_a_choice_is_added_by_its_settings_and_removed_by_none(tmp_path):
+    read = lambda *words: arguments_from(words, "train", ConfigArguments).settings.model
+    added = read("quickstart-llama", "--model.field.rope-scaling.low_freq_factor", "2", "--model.weights.lora.rank=2")
+    assert added.field.rope_scaling == RotaryScalingConfig(low_freq_factor=2.0) and added.lora == LoRAConfig(2)
+    path = tmp_path / "config.yaml"
+    path.write_text(dump_yaml(Config(model=added)))
+    for words in (["None"], ["null"]):
+        removed = read(str(path), "--model.field.rope_scaling", *words, "--model.weights.lora", *words)
+        assert removed.field.rope_scaling is None and removed.lora is None
+    with pytest.raises(BadInput, match="^--model.weights.lora is 'yes', but must be one of 'None'"):
+        read(str(path), "--model.weights.lora", "yes")
+
+
+def test_null_is_none_wherever_a_setting_may_be_absent():
+    words = ["quickstart-gpt", "--model.hidden", "null", "--optimizer.spike=null", "--data.text-field", "null"]
+    found = arguments_from(words, "train", ConfigArguments).settings
+    assert (found.model.hidden, found.optimizer.spike, found.data.text_field) == (None, None, "null")
 
 
 def test_lists_of_numbers_may_have_commas():

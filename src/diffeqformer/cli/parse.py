@@ -18,8 +18,6 @@ import tyro
 from diffeqformer.cli.words import joined, option_of, require_lists_once, separated, spelled
 from diffeqformer.config import (
     Config,
-    LoRAConfig,
-    ModelConfig,
     OwnConfig,
     choices_of,
     find_config,
@@ -148,10 +146,10 @@ def _words_for(hint: Any) -> tuple[str, ...]:
 
 
 def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, list[str]]:
-    """Apply words such as `--model.weights layer`, which choose sections, to the model or another part of a config;
-    return that part and the other words.
+    """Apply words such as `--model.weights layer`, which choose sections, to the model or another part of a config and
+    to the sections in it; return that part and the other words.
 
-    An optional section, `model.weights.lora` included, is created as soon as one of its settings is given, and removed
+    An optional section, such as `model.weights.lora`, is created as soon as one of its settings is given, and removed
     by `None`.
 
     **Raises:** `BadInput` for a kind that does not exist, or is missing.
@@ -162,6 +160,7 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
         word = words.pop(0)
         name, equals, value = word.partition("=")
         name = name.removeprefix(f"--{prefix}").removesuffix(".kind") if name.startswith(f"--{prefix}") else ""
+        name = name.replace("-", "_")
         if not (known := _words_for(hints.get(name))):
             left.append(word)
             continue
@@ -178,13 +177,14 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
         if getattr(getattr(part, name), "kind", None) != kind:
             part = dataclasses.replace(part, **{name: section})
     options = {option_of(word) for word in left if word.startswith("--")}
-    for name in (name for name in hints if getattr(part, name) is None):
-        sections: Any = [one for one in get_args(hints[name]) if dataclasses.is_dataclass(one)]
-        if section := next((one for one in sections if options & options_of(one, f"{prefix}{name}.").keys()), None):
-            part = dataclasses.replace(part, **{name: section()})
-    lora = options & options_of(LoRAConfig, "model.weights.lora.").keys()
-    if lora and isinstance(part, ModelConfig) and getattr(part.weights, "lora", lora) is None:
-        part = dataclasses.replace(part, weights=dataclasses.replace(part.weights, lora=LoRAConfig()))
+    for name, hint in hints.items():
+        section, dotted = getattr(part, name), f"{prefix}{name.replace('_', '-')}."
+        if section is None:
+            sections = [one for one in get_args(hint) if dataclasses.is_dataclass(one)]
+            section = next((one() for one in sections if options & options_of(one, dotted).keys()), None)
+        if dataclasses.is_dataclass(section):
+            section, left = chosen_sections(section, left, dotted)
+            part = dataclasses.replace(part, **{name: section})
     return part, left
 
 

@@ -1,6 +1,7 @@
 """The words of a command line, spelled as tyro reads them."""
 
 from collections.abc import Iterator, Sequence
+from types import NoneType
 from typing import Any, get_args, get_origin
 
 from diffeqformer.config.strict import Hints
@@ -22,11 +23,13 @@ def joined(words: Sequence[str], options: Hints) -> list[str]:
 
 def spelled(words: Sequence[str], options: Hints) -> list[str]:
     """Spell `true`, `false` and `null` as tyro does, where an option takes one of them as its value."""
-    of_tyro = {"true": "True", "false": "False", "null": "None"}
-    return [
-        option + equals + (of_tyro.get(value, value) if bool in get_args(hint) else value)
-        for option, equals, value, hint in _parts(words, options)
-    ]
+    of_tyro = {"true": (bool, "True"), "false": (bool, "False"), "null": (NoneType, "None")}
+
+    def spell(value: str, taken: Sequence[Any]) -> str:
+        kind, spelling = of_tyro.get(value, (str, value))
+        return spelling if kind in taken and str not in taken else value
+
+    return [option + equals + spell(value, get_args(hint)) for option, equals, value, hint in _parts(words, options)]
 
 
 def separated(words: Sequence[str], options: Hints) -> list[str]:
