@@ -16,7 +16,7 @@ ENDS_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<｜e
 """Names that published tokenizers give to the token that ends a document."""
 ENDS_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 """Names that tokenizers of chat models (Qwen, Llama 3, Gemma, Phi) give to the token that ends a turn."""
-_SAFE_CUT = re.compile(r"(?<=\S)\n(?=\S)")
+_SAFE_CUT = re.compile(r"(?=\n\S)")
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Tokenizer:
@@ -169,9 +169,9 @@ def ordinary(tokenizer: Tokenizer) -> list[int]:
 def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> Iterator[str]:
     """Cut a document into pieces that tokenise, one after the other, exactly as the whole does.
 
-    GPT-2's pre-tokenisation never joins a single line break with the non-space characters around it, so a cut after
-    such a line break changes nothing. A tokenizer that pre-tokenises in another way, or has added tokens that reach
-    over line breaks, gets the document whole.
+    GPT-2's pre-tokenisation never joins a line break that a non-space character follows with anything around it, so a
+    cut before such a line break changes nothing. A tokenizer that pre-tokenises in another way, or has added tokens
+    that reach over line breaks, gets the document whole.
 
     **Arguments:** `document`, blocks of text; `characters`, the least length of a piece (but the last).
 
@@ -188,8 +188,8 @@ def pieces(tokenizer: Tokenizer, document: Iterable[str], characters: int) -> It
     for block in document:
         rest, start = rest + block, 0
         while cut := _SAFE_CUT.search(rest, start + max(characters, searched)):
-            yield rest[start : cut.end()]
-            start, searched = cut.end(), 0
+            yield rest[start : cut.start()]
+            start, searched = cut.start(), 0
         rest = rest[start:]
         searched = max(len(rest) - 1, 0)  # a last line break must be looked at again, with what follows it
     yield rest
