@@ -135,7 +135,7 @@ def test_the_fingerprint_follows_corpus_tokenizer_and_version(tmp_path, files_co
 
     prepare(files_config(), progress).tokenizer.save(str(tmp_path / "tokenizer.json"))
     found = [of(), of(tokenizer_vocabulary=281), of(split_seed=1), of(tokenizer=str(tmp_path))]
-    monkeypatch.setattr(module, "PACKING_VERSION", 2)
+    monkeypatch.setattr(module, "PACKING_VERSION", module.PACKING_VERSION + 1)
     found.append(of())
     assert len(set(found)) == 5
 
@@ -289,7 +289,10 @@ def test_a_disk_that_reads_back_something_else_is_named(files_config, progress, 
 def test_a_split_without_text_is_refused(tmp_path, files_config, progress):
     (tmp_path / "bom.txt").write_bytes("\ufeff".encode())
     config = files_config(validation=(str(tmp_path / "bom.txt"),))
-    sentence = "the validation split has no text, but needs at least one document that is not empty."
+    sentence = (
+        f"data.validation ({tmp_path / 'bom.txt'}) has no text; give files with at least one document that is not "
+        "empty."
+    )
     with pytest.raises(BadInput, match=f"^{re.escape(sentence)}$"):
         prepare(config, progress)
     assert names(tmp_path / "cache") == []

@@ -545,3 +545,17 @@ def test_hold_out_does_not_make_validation_of_the_one_long_document():
     for seed in range(20):
         assert hold_out(np.array([10_000_000, 1000, 2000]), 0.05, seed).tolist()[0] is False
         assert hold_out(np.array([10_000, 9_000]), 0.05, seed).tolist() == [False, True]
+
+
+def test_hold_out_holds_more_than_a_few_short_documents():
+    for seed in range(20):
+        assert hold_out(np.array([90_000, 80_000, 40, 70_000]), 0.05, seed)[[0, 1, 3]].tolist() == [False, False, True]
+        assert hold_out(np.array([40, 70_000]), 0.05, seed).tolist() == [True, False]  # else 40 bytes are left
+
+
+def test_a_byte_order_mark_alone_is_no_document(tmp_path, files_config, progress):
+    (tmp_path / "a.txt").write_text("one\ntwo\n" * 50)
+    (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbf")
+    (tmp_path / "c.txt").write_text("é")
+    train, validation = open_corpus(files_config(tmp_path / "*.txt"), progress).split()
+    assert sorted(documents(train) + documents(validation)) == ["one\ntwo\n" * 50, "é"]

@@ -27,7 +27,7 @@ from diffeqformer.store.files import flush, is_of, read_sealed, sync_folder, wri
 from diffeqformer.store.folders import candidate, install, made
 from diffeqformer.store.paths import path_of
 
-PACKING_VERSION = 1
+PACKING_VERSION = 2
 """Version of the packing, part of every fingerprint; raised whenever the same text would be packed differently."""
 LOSSY = 0.005
 """The largest share of a text's characters that a tokenizer may lose before bits per byte mislead."""

@@ -194,7 +194,7 @@ def _split_files(
 def _document_sizes(file: TextFile, reader: Reader) -> list[int]:
     if file.path.name.lower().endswith(formats.OF_DOCUMENTS):
         return [formats.bytes_of(document) for document in reader.documents(file)]
-    return [file.size] if file.size else []  # one document: no need to read it
+    return [file.size for _ in reader.documents(file)]  # at most one, which need not be read
 
 
 def _puzzle(config: DataConfig, progress: Progress) -> Corpus:

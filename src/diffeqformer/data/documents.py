@@ -23,6 +23,8 @@ OF_DOCUMENTS = (*JSON_LINES, ".parquet", ".raw")
 """Suffixes of files that hold many documents."""
 SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", *OF_DOCUMENTS)
 """Known suffixes; a file whose suffix is not in `OF_DOCUMENTS` is a single document."""
+BOM = b"\xef\xbb\xbf"
+"""The byte order mark that some editors write at the beginning of a file, even of an empty one."""
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\r?\n?")
 
@@ -101,7 +103,7 @@ class Reader:
             yield from (parts for parts in self._lines(file) if any(parts))
         elif name.endswith(".raw"):
             yield from ((article,) for article in self._articles(file))
-        elif file.size:
+        elif file.size > len(BOM) or any(self._plain(file)):
             yield self._plain(file)
 
     def _plain(self, file: TextFile) -> Iterator[str]:

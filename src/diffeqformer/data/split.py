@@ -49,7 +49,8 @@ def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Draw the validation documents in a seeded order until they hold `fraction` of the bytes.
 
     At least one document is held out and at least one is left. A document of more than twice the bytes wanted is
-    skipped, so that a single long one does not become the whole validation part; if all are, the shortest is taken.
+    skipped, so that a single long one does not become the whole validation part. If less than half of the bytes wanted
+    is in the others, the shortest of several that are skipped is drawn too: a few short files are no validation part.
 
     **Arguments:** `sizes (documents,)`, bytes; `fraction`, of all bytes; `seed`, of NumPy's default generator.
 
@@ -60,7 +61,10 @@ def hold_out(sizes: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     require_fraction(fraction)
     order = np.random.default_rng(seed).permutation(len(sizes))
     wanted = fraction * sizes.sum()
-    order = order[sizes[order] <= max(2 * wanted, sizes.min())]
+    drawn = sizes <= 2 * wanted
+    if sizes[drawn].sum() < wanted / 2 and (~drawn).sum() > 1:
+        drawn |= sizes == sizes[~drawn].min()
+    order = order[drawn[order]]
     filled = np.searchsorted(np.cumsum(sizes[order]), wanted) + 1
     held = np.zeros(len(sizes), dtype=bool)
     held[order[: min(int(filled), len(sizes) - 1)]] = True
