@@ -97,10 +97,10 @@ def test_what_does_not_exist(few_tasks, tasks, tmp_path):
 def test_evaluations_with_other_settings_of_generation_stand_side_by_side(folder, tasks, few_tasks, tmp_path):
     own = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
     run = harness.load_run(own)
-    for settings in ("", "temperature=0.7,do_sample=True", "until=" + "x" * 80):
+    for settings in ("", "temperature=0.7,do_sample=True", "until=" + "x" * 80, "until=!", "until=?"):
         list(evaluate_tasks(run, Tasks(["answers"], [str(tasks)]), gen_kwargs=settings))
     found = sorted((own / "evaluations").glob("*.json"))
-    assert len(found) == 3 and max(len(path.name) for path in found) < 100
+    assert len(found) == 5 and max(len(path.name) for path in found) < 100
     assert "answers-3-steps-temperature-0.7-do_sample-True-lie-trotter.json" in {path.name for path in found}
 
 

@@ -209,7 +209,8 @@ def _file_name(document: Document, num_fewshot: int | None) -> str:
     if document["checkpoint"] != "latest":
         parts.append(document["checkpoint"])
     if settings := document["gen_kwargs"]:
-        parts.append(settings if len(settings) <= 60 else digest(settings.encode())[:16])
+        # Other characters, as in a stop string, are replaced below, and would give different settings one name.
+        parts.append(settings if re.fullmatch(r"[\w.,=-]{1,60}", settings) else digest(settings.encode())[:16])
     return re.sub(r"[^\w.-]+", "-", "-".join([*parts, document["scheme"]]))
 
 
