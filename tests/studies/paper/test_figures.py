@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.progress import Silent
-from diffeqformer.studies.paper.claims import judge
+from diffeqformer.studies.paper.claims import Verdict, judge
 from diffeqformer.studies.paper.figures import against, effects, particles
 from diffeqformer.studies.paper.runs import Arguments, Runs
 from tests.studies.pictures import WIDTHS
@@ -38,6 +38,25 @@ def test_the_figure_shows_seeds_mean_and_interval():
     figure.canvas.draw()
     ticks = figure.axes[0].xaxis.get_major_ticks()
     assert all(tick.label1.get_visible() and tick.label2.get_visible() for tick in ticks)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("ends", [(0.005, 0.053), (-0.2, 0.3), (-0.54, 0.43), (-2.8, 1.2), (0.0, 1.0), (0.0, 0.0)])
+def test_effects_of_any_size_can_be_read_off_the_axis(ends, width):
+    low, high = ends
+    figure = effects([("claim", Verdict("holds", {}, (low + high) / 2, low, high, 3))], width=width)
+    figure.canvas.draw()
+    axes = figure.axes[0]
+    both = axes.get_xticklabels()  # those below, then those above
+    start, stop = axes.get_xlim()
+    labels = [label for label in both[: len(both) // 2] if start <= label.get_position()[0] <= stop]
+    ticks = [label.get_position()[0] for label in labels]
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert 0 in ticks and all(len(label.get_text()) <= 6 for label in labels)
+    for end in ends:  # a tick of its own order of size
+        assert end == 0 or any(1 / 5 <= tick / end <= 5 for tick in ticks)
+        assert start < end < stop
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from textwrap import fill
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from diffeqformer.analysis.clusters import simulate
 from diffeqformer.errors import BadInput
@@ -48,6 +49,7 @@ def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Draw
         axes = grid[0, 0]
         # The first file saved fixes the axes' place, and letters in another format are some per cent wider.
         figure.set_layout_engine("constrained", w_pad=0.15)
+        axes.set_xscale("symlog", linthresh=LINEAR, linscale=0.5)
         for place, (_, verdict) in zip(places, rows, strict=True):
             colour = VERDICTS[verdict.word]
             axes.plot(
@@ -56,7 +58,7 @@ def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Draw
             axes.plot([verdict.mean], [place], "o", color=colour, markersize=5)
             axes.plot([verdict.low, verdict.high], [place, place], "-", color=colour)
         axes.axvline(0, color="#888888", linewidth=0.8)
-        axes.set_xscale("symlog", linthresh=LINEAR)
+        axes.xaxis.set_major_locator(_ticks(axes, 4.5 / across))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_yticks(places, names)
@@ -65,6 +67,24 @@ def effects(rows: Sequence[tuple[str, Verdict]], *, width: float = WIDE) -> Draw
         said = f"effect, in the claim's unit; linear up to ±{LINEAR:g}, logarithmic beyond"
         axes.set(ylim=(sum(heights), 0), xlabel=fill(said, across))
     return figure
+
+
+def _ticks(axes: Axes, least: float) -> Locator:
+    """Return round ticks for the x axis as it is drawn, beyond its linear part too, so that sizes can be read there.
+
+    **Arguments:** `least`, how far apart ticks are at least, as a part of the axis.
+    """
+    low, high = axes.get_xlim()
+    if max(-low, high) <= LINEAR:
+        return MaxNLocator(4)
+    place = axes.transData + axes.transAxes.inverted()
+    sizes = [LINEAR * size * 10**power for size in (1, 5, 2) for power in range(6)]
+    kept: dict[float, float] = {}
+    for tick in (0.0, *(sign * size for size in sizes for sign in (-1, 1))):
+        where = place.transform((tick, 0.0))[0]
+        if low <= tick <= high and all(abs(where - other) >= least for other in kept.values()):
+            kept[tick] = where
+    return FixedLocator(sorted(kept))
 
 
 def _there(runs: Runs, names: Names) -> dict[str, Finished]:
