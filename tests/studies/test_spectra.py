@@ -17,6 +17,7 @@ from diffeqformer.config import (
     SharedConfig,
     ToleranceConfig,
 )
+from diffeqformer.report.figures import save
 from diffeqformer.report.text import digits, percent
 from diffeqformer.studies.spectra import (
     by_head,
@@ -77,6 +78,21 @@ def test_real_parts_stand_at_their_depth_the_largest_above(width, continuous):
         assert marks == ([[0.7, 1.0]] if continuous else [])
     assert (part.get_supxlabel(), axes[0].get_ylabel()) == ("depth t", "eigenvalue, sorted")
     assert bar.get_ylabel() == "real part" and part.get_suptitle() == "OV: eigenvalues over depth (name)"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("pair", ["QK", "FF"])
+def test_titles_of_models_side_by_side_do_not_overlap(width, pair):
+    found = Spectra(TIMES, STEPS, STEPS, False, EDGES, {"QK": spectrum(4), "FF": spectrum(1)})
+    figure = real_parts([(f"diffeqformer, update {n}", found) for n in (0, 250, 500)], pair, width=width)
+    save(figure, "png")
+    figure.set_dpi(160)  # as it was saved
+    for part in figure.subfigs:
+        (title,) = part.texts[:1]
+        assert " ".join(title.get_text().split()).startswith(f"{pair}: eigenvalues over depth (diffeqformer, update")
+        here, frame = title.get_window_extent(), part.bbox
+        assert frame.x0 <= here.x0 and here.x1 <= frame.x1 and here.y1 <= frame.y1 + 1
+        assert all(here.y0 >= axis.get_tightbbox().y1 for axis in part.axes if axis.get_visible())
 
 
 def test_a_pair_that_is_evaluated_more_often_than_there_are_steps_has_a_column_for_each_time():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import PurePath
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,8 @@ def real_parts(models: Models, pair: str, *, width: float = WIDE) -> Figure:
         beside = beside if stacked else {"ncols": len(models), "width_ratios": columns}
         parts: Any = figure.subfigures(**beside, squeeze=False)
         for part, (name, found, values), across, down in zip(parts.flat, spectra, columns, rows, strict=True):
-            _title(part, f"{pair}: eigenvalues over depth ({shown[name]})")
+            across_all = 1 if stacked else sum(columns) / across
+            _title(part, f"{pair}: eigenvalues over depth ({shown[name]})", width / across_all)
             real = np.sort(np.real(values if found.continuous else values[found.steps(pair)]), axis=-1)[..., ::-1]
             end = float(np.quantile(np.abs(real), 0.995)) or 1.0
             axes = part.subplots(down if stacked else max(rows), across, sharex=True, sharey=True, squeeze=False)
@@ -149,7 +151,7 @@ def flow(name: str, found: Spectra, pair: str, *, width: float = WIDE) -> Figure
             axis.set_xlabel("real part")
             axis.tick_params(labelbottom=True)
         figure.colorbar(drawn, ax=list(axes.flat), shrink=0.8, pad=0.02).set_label("depth t")
-        _title(figure, f"{pair}: eigenvalues in the complex plane ({display_names([name])[name]})")
+        _title(figure, f"{pair}: eigenvalues in the complex plane ({display_names([name])[name]})", width)
     return figure
 
 
@@ -206,5 +208,7 @@ def _edges(found: Spectra, pair: str) -> np.ndarray:
     return np.concatenate([[0.0], (times[1:] + times[:-1]) / 2, [1.0]])
 
 
-def _title(figure: Any, text: str) -> None:
-    figure.suptitle(clean(text), x=0.01, ha="left", fontsize=9, parse_math=False)
+def _title(figure: Any, text: str, width: float) -> None:
+    """Write the title above a part of a figure that is `width` inches wide, in as many lines as it needs."""
+    letters = int(72 * width / 5.2)  # of 5.2 points each
+    figure.suptitle(fill(clean(text), letters), x=0.01, ha="left", fontsize=9, parse_math=False)
