@@ -1,5 +1,6 @@
 """The figures of the paper's page: claims in rows that can be read, panels against a size, particles."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -74,3 +75,10 @@ def test_the_particles_legend_says_what_is_drawn():
     (figure,) = particles(Runs(Arguments(), {}, Silent()), ())
     titles = [axis.get_title(loc="center") for axis in figure.figure.axes]
     assert figure.caption.startswith("; ".join(titles)) and all("cluster" in title for title in titles)
+    # What is drawn must not belie the medians, of which the claims are.
+    drawn = [int(re.findall(r"(\d+) cluster", title)[0]) for title in titles]
+    said = re.search(r"medians are (\S+), (\S+) and (\S+) clusters", figure.caption)
+    assert said is not None
+    medians = [float(one) for one in said.groups()]
+    assert drawn[0] < drawn[1] < drawn[2] and medians[0] < medians[1] < medians[2]
+    assert all(2 / 3 < one / median < 3 / 2 for one, median in zip(drawn, medians, strict=True))
