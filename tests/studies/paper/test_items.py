@@ -1,5 +1,7 @@
 """The items of the paper: what it has of each, and what the list of items says of runs and verdicts."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
@@ -8,7 +10,7 @@ from diffeqformer.progress import Silent
 from diffeqformer.studies.paper import article as paper_page
 from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper import runs as paper_runs
-from diffeqformer.studies.paper.claims import Trained, judge
+from diffeqformer.studies.paper.claims import Trained, judge, models_of
 from diffeqformer.studies.paper.items import ITEMS
 from diffeqformer.studies.paper.measures import TASKS
 from diffeqformer.studies.paper.models import GPU_MODELS, MODELS
@@ -80,6 +82,19 @@ def test_the_list_has_the_verdicts_of_the_record(tmp_path):
     found = study(asked, Silent()).document["items"][0]
     assert found["on_record"]["holds"] == 1
     assert paper_record.read(path, asked.of).models == {"gpt": tuple(row)}
+
+
+def test_what_needs_another_text_says_so_in_its_command_its_section_and_the_list(tmp_path):
+    needy = {name for name, item in ITEMS.items() if item.other}
+    assert needy == {name for name, item in ITEMS.items() if "--other FILES" in item.missing}
+    assert needy >= {name for name, item in ITEMS.items() if any(MODELS[one].other for one in models_of(item))}
+    commands = {row[2] for row in paper_page.summary({"table-1": [judge({})], "table-3": [judge({})]}).rows}
+    assert commands == {"diffeqformer reproduce paper table-1 --other FILES", "diffeqformer reproduce paper table-3"}
+    asked = Arguments(items=("table-3", "table-1", "figure-5"), list=True, to=str(tmp_path))
+    (said,) = study(asked, Silent()).findings
+    assert "Without --other, claims of table-1 and figure-5 stay untested" in said
+    (said,) = study(replace(asked, other=("other.txt",)), Silent()).findings
+    assert "--other" not in said
 
 
 def test_every_item_of_the_paper_says_what_the_paper_has_and_where():

@@ -68,7 +68,7 @@ def result_of(measured: Found, runs: Runs, record: Record) -> Result:
         figures += [replace(figure, name=f"{name}-{figure.name}", caption=f"{_title(name)}. {figure.caption}")
                     for figure in own]  # fmt: skip
     return Result(
-        "paper", "The paper, item by item", tuple(findings(rows, runs)),
+        "paper", "The paper, item by item", tuple(findings(rows, runs, record)),
         (summary(found), *(table for name in found for table in item_tables(name, found[name], tables, runs.diverged)),
          *models_tables(models, runs)),
         tuple(figures),
@@ -100,9 +100,9 @@ def contradictions(measured: Found, record: Record) -> list[str]:
     return [f"Different from the record: {'; '.join(others)}."] if others else []
 
 
-def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str]:
+def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs, record: Record) -> list[str]:
     """Return the main questions with answers, how many claims hold, what was trained, and the rule of verdicts."""
-    a = runs.arguments
+    a, other = runs.arguments, record.of.get("other")
     seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
     asked = [(claim, verdict) for _, claim, verdict in rows if claim.question and verdict.word in ANSWERS]
     answers = {
@@ -118,7 +118,8 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
         *([" ".join(losses)] if losses else []),
         *(answer for claim, answer in answers.items() if not _nats(claim)),
         f"Of {len(rows)} claims, {counted([verdict for _, _, verdict in rows])}.",
-        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}. "
+        f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}, "
+        f"of which claims have as many as they say.{f' The other text is {other}.' if other else ''} "
         "The verdicts are about models of this size and length of training, not about the paper's.",
         f"The rule was written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
         f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; otherwise the effect is "
@@ -134,7 +135,8 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs) -> list[str
 def summary(found: Found) -> Table:
     """Build a table with one row for each item."""
     rows = [
-        (_title(name), counted(verdicts), f"diffeqformer reproduce paper {name}") for name, verdicts in found.items()
+        (_title(name), counted(verdicts), f"diffeqformer reproduce paper {name}{' --other FILES' * ITEMS[name].other}")
+        for name, verdicts in found.items()
     ]
     return Table("Items", ("in the paper", "claims", "command"), rows)
 
@@ -225,7 +227,8 @@ def markdown(result: Result, folder: Path) -> str:
     parts = [f"# {result.title}"]
     parts += [
         "`diffeqformer reproduce paper --markdown FILE` (`make repro-paper`) writes this page and its figures from its "
-        "runs, and an `index.html` with all of it beside the runs.",
+        "runs, and an `index.html` with all of it beside the runs. `make repro-paper ITEMS=figure-7 ARGS='--seeds 4'` "
+        "adds a seed of an item to what is on record.",
         *result.findings,
     ]
     there = {name: said for name, said in result.document["figures"].items() if (folder / f"{name}.png").is_file()}

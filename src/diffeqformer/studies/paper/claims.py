@@ -135,6 +135,8 @@ class Item:
     """Our figures: each a function of the module `figures`, and the models that it draws."""
     tables: tuple[Callable[[Progress], Table], ...] = ()
     """Our tables that no claim is based on: functions of the module `tables`."""
+    other: bool = False
+    """Whether some of its claims need another text."""
     missing: str = ""
     """What is needed to test what is not tested here; empty if everything is."""
     length: float = 0.0

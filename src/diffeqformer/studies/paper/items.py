@@ -38,6 +38,9 @@ ITEMS = {
             ),
             lower("gpt-other", "shared-other", "the other text, read several times: shared weights are worse than GPT"),
         ),
+        other=True,
+        missing="Claims on the other text need one: --other FILES. Its models are trained three times as long, at the "
+        "rates that were found on the first text.",
         layout="Validation perplexity over training, a curve per model; the table has each one's lowest.",
         figures=((draw.curves, ("gpt", OURS, "shared")), (draw.curves, ("gpt-other", f"{OURS}-other", "shared-other"))),
     ),
@@ -56,7 +59,9 @@ ITEMS = {
                 "bits per byte, GPT's minus its own", (OURS, "gpt"), by.elsewhere(OURS, "gpt"),
             ),
         ),
-        missing="The last claim needs another text: --other FILES.",
+        other=True,
+        missing="The last claim needs another text: --other FILES. All models are trained on the first text, which is "
+        "web text only if --data gives one.",
         layout="Validation perplexity of the Llama twins over training, two curves, ours below throughout.",
         figures=((draw.curves, ("gpt", OURS, "llama", "diffeqformer-llama")),),
     ),
@@ -168,6 +173,7 @@ ITEMS = {
                 ("attention", False, ""), ("attention", True, ", on the other text"),
             )
         ),
+        other=True,
         missing="Claims on the other text need one: --other FILES.",
         layout="A text with its words shaded by their exponents: `diffeqformer analyze lyapunov RUN` draws ours.",
     ),
@@ -205,6 +211,7 @@ ITEMS = {
                 for direction, to in DIRECTIONS.items()
             ),
         ),
+        other=True,
         missing="Needs a second text: --other FILES. `reproduce adapt` has tables, too. The rates of LoRA and of full "
         "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",

@@ -14,7 +14,7 @@ from diffeqformer.errors import BadInput, Damaged
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, duration
+from diffeqformer.report.text import MISSING, duration, join
 from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
@@ -149,6 +149,8 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
             f"once. A single item with --seeds {seeds[0]} takes at most {duration(longest)}; a stopped run resumes "
             "where it left off"
         )
+    if lacking := [name for name in names if ITEMS[name].other and not other]:
+        said += f". Without --other, claims of {join(lacking)} stay untested, and their runs are not counted"
     used = [(one["item"], ", ".join(one["models"]) or MISSING) for one in items]
     tables = (Table("Items", columns, rows), Table("Models", ("item", "models"), used))
     return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": items}, folder=runs.folder)
