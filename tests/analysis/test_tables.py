@@ -100,6 +100,13 @@ def test_a_result_is_a_whole_table_with_its_numbers(name):
     assert known[name](found) in text
 
 
+@pytest.mark.parametrize("name", results())
+def test_in_a_terminal_a_result_is_the_shapes_of_its_arrays(name):
+    found = repr(results()[name])
+    assert found.startswith(type(results()[name]).__name__ + "(")
+    assert "array(" not in found and re.search(r"f64\[[\d,]+\]", found)
+
+
 @pytest.mark.parametrize("name", ["pairwise", "end-to-end", "attributions"])
 def test_a_text_whose_tokens_are_known_is_shown_in_the_colours_of_its_scores(name):
     found = results()[name]

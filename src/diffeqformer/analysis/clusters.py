@@ -24,6 +24,7 @@ import numpy as np
 from scipy.linalg import expm
 
 from diffeqformer.analysis.gathering import Measures, directions, measure, together
+from diffeqformer.analysis.tables import Result
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.plain import shown
@@ -63,8 +64,8 @@ class Weights:
         return float(np.float64(time / self.unit) ** order)
 
 
-@dataclass(frozen=True)
-class Simulation:
+@dataclass(frozen=True, repr=False)
+class Simulation(Result):
     """Several systems of particles under one kind of motion."""
 
     variant: Variant

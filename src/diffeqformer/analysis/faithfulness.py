@@ -19,6 +19,7 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS, SIGNED, Attributions
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.lyapunov import pairwise
+from diffeqformer.analysis.tables import Result
 from diffeqformer.analysis.text import populated
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -51,8 +52,8 @@ class Estimate:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-@dataclass(frozen=True)
-class Faithfulness:
+@dataclass(frozen=True, repr=False)
+class Faithfulness(Result):
     """Results of the test, context by context."""
 
     methods: tuple[str, ...]

@@ -9,6 +9,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.finite import require_finite
+from diffeqformer.analysis.tables import Result
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import known_ids
@@ -17,8 +18,8 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
 
-@dataclass(frozen=True)
-class Measures:
+@dataclass(frozen=True, repr=False)
+class Measures(Result):
     """How clustered points are, at every time and in every system: arrays with leading axes (time, system)."""
 
     heights: np.ndarray
@@ -42,8 +43,8 @@ class Measures:
         return {"heights": self.heights, "distance": self.distance, "energy": self.energy}
 
 
-@dataclass(frozen=True)
-class HiddenStates:
+@dataclass(frozen=True, repr=False)
+class HiddenStates(Result):
     """A model's hidden states over depth, as moving points."""
 
     times: np.ndarray

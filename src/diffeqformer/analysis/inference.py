@@ -7,6 +7,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from diffeqformer.analysis.correlation import spearman
+from diffeqformer.analysis.tables import Result
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, percent, signed
 
@@ -48,8 +49,8 @@ def estimate(value: float, interval: tuple[float, float]) -> str:
     return f"{signed(value, 2)} [{', '.join(signed(end, 2) for end in interval)}]"
 
 
-@dataclass(frozen=True)
-class Induction:
+@dataclass(frozen=True, repr=False)
+class Induction(Result):
     """What every head does on repeated random sequences at every step, and what its spectra say."""
 
     times: np.ndarray

@@ -21,6 +21,7 @@ from scipy.optimize import linear_sum_assignment
 
 from diffeqformer.analysis.over_depth import between_steps, evaluation_times, rows_at
 from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
+from diffeqformer.analysis.tables import Result
 from diffeqformer.config import ModelConfig
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -38,8 +39,8 @@ RADIUS, SHARE, SUM_RATIO = "spectral radius", "share of positive real parts", "s
 _CHUNK_BYTES = 256_000_000
 
 
-@dataclass(frozen=True)
-class Spectrum:
+@dataclass(frozen=True, repr=False)
+class Spectrum(Result):
     """One pair's eigenvalues and singular values at every time, for every head (the feed-forward counts as one)."""
 
     eigenvalues: np.ndarray
@@ -98,8 +99,8 @@ class Spectrum:
         }
 
 
-@dataclass(frozen=True)
-class Spectra:
+@dataclass(frozen=True, repr=False)
+class Spectra(Result):
     """The spectra of all pairs of a model over depth."""
 
     times: np.ndarray

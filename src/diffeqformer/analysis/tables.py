@@ -1,8 +1,9 @@
-"""Scores of the tokens of a text in a notebook: the text coloured by score, and a table."""
+"""How results display: the shapes of arrays in a terminal; in a notebook, a text coloured by score, and tables."""
 
 import math
 from collections.abc import Mapping, Sequence
 
+import equinox as eqx
 import numpy as np
 
 from diffeqformer.report.table import Table
@@ -10,6 +11,13 @@ from diffeqformer.report.text import number
 
 MOST_ROWS = 40
 """Most rows of a table in a notebook; a longer text shows the inputs with the highest scores."""
+
+
+class Result:
+    """A result whose `repr` gives, as that of a model does, the shapes of its arrays and not their numbers."""
+
+    def __repr__(self) -> str:
+        return eqx.tree_pformat(self)
 
 
 def scores_table(
