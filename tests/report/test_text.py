@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.report.text import depths, digits, number, ranges, signed
+from diffeqformer.report.text import depths, digits, factor, number, ranges, signed
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,10 @@ def test_sizes_have_three_digits():
     assert [digits(x) for x in (0.1, 17.0, 123.4, 0.99996, 1234.5, 2e-9, 0.0)] == [
         "0.100", "17.0", "123", "1.00", "1.23e+03", "2e-09", "0"
     ]  # fmt: skip
+
+
+def test_factors_are_written_as_in_prose():
+    assert [factor(x) for x in (1.5, 999.6, 8103.0, 2.5e5, 1.234e7)] == ["1.5", "1,000", "8,100", "250,000", "1.23e+07"]
 
 
 def test_what_is_rounded_to_zero_has_no_sign():

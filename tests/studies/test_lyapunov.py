@@ -44,7 +44,7 @@ def test_the_headline_names_the_token_before_it_that_matters_most():
     tokens, exponents = ("a", "b", "c"), np.array([np.log(2), -np.inf, 9.0])
     assert headline(tokens, 2, "end-to-end, growth", exponents, None, 1.5) == (
         "Of the tokens before it, the state at token 2, “c”, is most sensitive to token 0, “a” (end-to-end growth). A "
-        "small change there in a random direction arrives 2 times as large, and one at token 2 itself 8.1e+03 times; "
+        "small change there in a random direction arrives 2 times as large, and one at token 2 itself 8,100 times; "
         "the states themselves become 1.5 times as large over depth (root mean square)."
     )
 

@@ -72,6 +72,12 @@ def digits(value: float) -> str:
     return f"{value:#.3g}".removesuffix(".") if 1e-4 <= abs(value) < 1e3 else f"{value:.3g}"
 
 
+def factor(value: float) -> str:
+    """Format a factor to three significant digits, as prose does: `1.5`, `8,100`, `1.23e+07`."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if 1e3 <= rounded < 1e6 else f"{value:.3g}"
+
+
 def probability(value: float) -> str:
     """Format a probability: `0.75`, `0.0049`: two decimals or, if it is small, two significant digits."""
     return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"

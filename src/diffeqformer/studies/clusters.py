@@ -264,7 +264,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     cloud = Cloud("", found.projection, draw.places_of(tokens))
     return Result(
         "clusters",
-        f"Do the tokens of {opened.folder.name} gather as depth goes on?",
+        "Do tokens gather as depth goes on?",
         (
             gathering(rows, tokens, different, count),
             f"{change}. Clusters are chains of tokens, each with a neighbour within that share of the mean distance "

@@ -8,7 +8,7 @@ import numpy as np
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
-from diffeqformer.report.text import counted_steps, join
+from diffeqformer.report.text import counted_steps, factor, join
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -173,17 +173,18 @@ def headline(
     tied = [int(place) for place in np.flatnonzero(before >= before[best] - near) if place != best]
     named = f"{len(tied)} others" if len(tied) > 2 else join(list(map(token, tied)) or [""])
     beside = f"; {named} within two standard errors" if tied else ""
-    worst = lambda place: "" if leading is None else f" (at least {np.exp(leading[place]):.3g} in the worst direction)"
+    grown = lambda exponent: factor(np.exp(exponent))
+    worst = lambda place: "" if leading is None else f" (at least {grown(leading[place])} in the worst direction)"
     arrives = (
-        f"A small change there in a random direction arrives {np.exp(before[best]):.3g} times as large{worst(best)}, "
+        f"A small change there in a random direction arrives {grown(before[best])} times as large{worst(best)}, "
         f"and one at token {output} itself"
         if "pairwise" not in name
-        else f"By that alone, a small change there grows {np.exp(before[best]):.3g} times, one at token {output} itself"
+        else f"By that alone, a small change there grows {grown(before[best])} times, one at token {output} itself"
     )
     return (
         f"Of the tokens before it, the state at {token(output)}, is most sensitive to {token(best)} "
-        f"({method}{beside}). {arrives} {np.exp(exponents[output]):.3g} times{worst(output)}; the states themselves "
-        f"become {growth:.3g} times as large over depth (root mean square)."
+        f"({method}{beside}). {arrives} {grown(exponents[output])} times{worst(output)}; the states themselves "
+        f"become {factor(growth)} times as large over depth (root mean square)."
     )
 
 
