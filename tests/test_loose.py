@@ -23,6 +23,8 @@ REFUSED = {
     "updates": "trainer.updates is 2.0, but must be a whole number.",
     "weights": "weights is 'heun', but must be an object with the methods of WeightSource.",
     "class": "but must be an object with the methods of Scheme.",
+    "half a scheme": "but must be an object with the methods of Scheme; it has no evaluations, nodes.",
+    "build without return": "`build` returned None, but must return a model, as `diffeqformer.build` does.",
     "new_tokens": "the number of new tokens is 2.5, but must be a whole number.",
     "top_k": "top-k is 2.5, but must be a whole number.",
     "variant": "variant is 'spheres', but must be one of 'particles',",
@@ -136,8 +138,10 @@ def _say() -> dict[str, str]:
         EarlyExit,
         Grid,
         KnotsConfig,
+        OneStep,
         OptimizerConfig,
         TrainerConfig,
+        abstract,
         at_depths,
         attribute,
         build,
@@ -182,6 +186,7 @@ def _say() -> dict[str, str]:
         equal = all(np.array_equal(np.asarray(one), np.asarray(each[0])) for one in each)
         found[thing] = "the same" if equal else f"not the same: {each}"
 
+    half = type("Half", (OneStep,), {"order": 1, "advance": lambda self, field, x, dt: x})()
     wrong = {
         "compute_dtype": {"compute_dtype": "bf16"}, "basis": {"weights": KnotsConfig(basis="cubik")},
         "steps": {"steps": "3"}, "tolerance": {"tolerance": 1e-2},
@@ -199,6 +204,8 @@ def _say() -> dict[str, str]:
     refused("updates", lambda: validate(Config(trainer=TrainerConfig(updates=2.0))))
     refused("weights", lambda: build(TINY, key, weights="heun"))
     refused("class", lambda: build(TINY, key, scheme=type(model.scheme)))
+    refused("half a scheme", lambda: build(TINY, key, scheme=half))
+    refused("build without return", lambda: abstract(TINY, lambda config, key: None))
     refused("new_tokens", lambda: generate(model, ids, 2.5, key=key))
     refused("top_k", lambda: generate(model, ids, 2, key=key, top_k=2.5))
     for thing, value in {"variant": "spheres", "order": -1, "points": 1, "dt": 0.0}.items():

@@ -87,10 +87,14 @@ def build(
 def require_part(name: str, part: Any, kind: type) -> None:
     """Check that a part is an object with the methods of the protocol `kind`.
 
-    **Raises:** `BadInput` for any other object, and for a class.
+    **Raises:** `BadInput` for any other object, naming what one of this kind has not, and for a class.
     """
     if isinstance(part, type) or not isinstance(part, kind):
-        raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}.")
+        asked = [member for member in dir(kind) if not member.startswith("_")]
+        lacking = [member for member in asked if not hasattr(part, member)]
+        part_of_it = not isinstance(part, type) and 0 < len(lacking) < len(asked)
+        what = f"; it has no {', '.join(lacking)}." if part_of_it else "."
+        raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}{what}")
 
 
 def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:
@@ -138,4 +142,15 @@ def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
 
 def abstract(config: ModelConfig, build: Build = build) -> Transformer:
     """Return the model as shapes and dtypes without values, for counting and as the target of a restore."""
-    return eqx.filter_eval_shape(build, config, jax.random.key(0))
+    return eqx.filter_eval_shape(made_by, build, config, jax.random.key(0))
+
+
+def made_by(build: Build, config: ModelConfig, key: Key[Array, ""]) -> Transformer:
+    """Return the model that a user's own `build` makes.
+
+    **Raises:** `BadInput` if it returns anything else, such as nothing.
+    """
+    model = build(config, key)
+    if not isinstance(model, Transformer):
+        raise BadInput(f"`build` returned {shown(model)}, but must return a model, as `diffeqformer.build` does.")
+    return model

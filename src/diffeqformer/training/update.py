@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from diffeqformer.config import Config, LayerConfig, ModelConfig, OptimizerConfig, OwnConfig, TrainerConfig
 from diffeqformer.model.adapt import adapt
-from diffeqformer.model.build import Build
+from diffeqformer.model.build import Build, made_by
 from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.loss import loss_of_depths, loss_of_rows
 from diffeqformer.model.transformer import Transformer
@@ -91,7 +91,7 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule:
     @jax.jit
     def initial(root: Array, base: Transformer | None) -> State:
         key = jax.random.fold_in(root, 0)
-        model = build(config, key) if base is None else adapt(base, config, key)
+        model = made_by(build, config, key) if base is None else adapt(base, config, key)
         trained, _ = split_trained(model, settings)
         average = None if settings.average is None else jax.tree.map(jnp.copy, trained)  # a buffer is donated once
         # Optax makes some numbers of its own in JAX's default type, which jax_enable_x64 changes.
