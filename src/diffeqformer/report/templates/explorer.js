@@ -105,7 +105,7 @@
       const count = last.filter((_, i) => changed(i)).length;
       $("changes").textContent = same ? `${count} of ${tokens.length} predictions are others with ${about.runs[state.other].name} at ${other.top.length - 1} steps (marked ≠).` : "The two runs cut this text into other tokens, so that their predictions cannot be compared one by one.";
     } else $("changes").textContent = "";
-    rows.push(plain("next in the text", [...tokens.slice(1), ""]));
+    rows.push(plain("next in text", [...tokens.slice(1), ""]));
     $("grid").className = end > 12 ? "dense" : "";
     $("grid").replaceChildren(
       make("thead", {}, make("tr", {}, make("th", { textContent: "token" }), ...tokens.map((token) => make("th", { scope: "col", textContent: token, title: token })))),
