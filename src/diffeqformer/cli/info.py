@@ -156,7 +156,7 @@ def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
             *(row(f"  {name}", "B", "memory_bytes", key) for name, key in MEASURED.items() if compiled),
         ],
     )
-    print(_about_memory(config) if compiled else "What activations take, --memory tells: it compiles the update.")
+    print(_about_memory(config) if compiled else "--memory adds what activations take: it compiles the update.")
     if config.depth.depths or config.depth.always:
         print("Training is the mean over a run's updates and the depths that each is trained at.")
     if m.tolerance:

@@ -74,7 +74,7 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
                  f"{number(text['validation_tokens'])} held out"),
         ("training", f"{number(t.updates)} updates of {t.batch_size} x {config.model.context} tokens{epochs}"),
         ("memory", f"{human(found.memory.total or 0, 'B')} per device"),
-        ("time", f"{duration(found.seconds)}, {found.seconds_per_update:.3g} s per update"),
+        ("time", f"{duration(found.seconds)} for the updates alone, {found.seconds_per_update:.3g} s per update"),
         ("first loss", f"{found.first_loss:.4f} nats per token"),
     ]  # fmt: skip
     print_table("", ["", ""], [list(row) for row in rows])
