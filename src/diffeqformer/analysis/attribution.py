@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.reading import log_probabilities
-from diffeqformer.analysis.tables import Result, scores_html
+from diffeqformer.analysis.tables import Summarised, scores_html
 from diffeqformer.analysis.text import populated, require_text
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config.bounds import whole
@@ -31,7 +31,7 @@ BATCH_NUMBERS = 1 << 22
 
 
 @dataclass(frozen=True, repr=False)
-class Attributions(Result):
+class Attributions(Summarised):
     """Scores of all inputs for some outputs; NaN for inputs after the output."""
 
     outputs: tuple[int, ...]

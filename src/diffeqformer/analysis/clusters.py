@@ -24,7 +24,7 @@ import numpy as np
 from scipy.linalg import expm
 
 from diffeqformer.analysis.gathering import Measures, directions, measure, together
-from diffeqformer.analysis.tables import Result
+from diffeqformer.analysis.tables import Summarised
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.plain import shown
@@ -65,7 +65,7 @@ class Weights:
 
 
 @dataclass(frozen=True, repr=False)
-class Simulation(Result):
+class Simulation(Summarised):
     """Several systems of particles under one kind of motion."""
 
     variant: Variant

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.finite import require_finite
-from diffeqformer.analysis.tables import Result, scores_html
+from diffeqformer.analysis.tables import Summarised, scores_html
 from diffeqformer.analysis.text import populated, require_text
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -26,7 +26,7 @@ from diffeqformer.progress import Progress, Silent
 
 
 @dataclass(frozen=True, repr=False)
-class EndToEnd(Result):
+class EndToEnd(Summarised):
     """Finite-time exponents of `J = dx_j(1) / dx_i(0)`: logarithms of its singular values, found by probing.
 
     With m orthonormal probes U in a state of width D, `U^T J` is known. Its singular values are lower bounds of the m

@@ -19,7 +19,7 @@ from diffeqformer.analysis.attribution import ATTRIBUTIONS, SIGNED, Attributions
 from diffeqformer.analysis.correlation import spearman
 from diffeqformer.analysis.end_to_end import end_to_end
 from diffeqformer.analysis.lyapunov import pairwise
-from diffeqformer.analysis.tables import Result
+from diffeqformer.analysis.tables import Summarised
 from diffeqformer.analysis.text import populated
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -53,7 +53,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, repr=False)
-class Faithfulness(Result):
+class Faithfulness(Summarised):
     """Results of the test, context by context."""
 
     methods: tuple[str, ...]

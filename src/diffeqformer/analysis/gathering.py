@@ -9,7 +9,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
 from diffeqformer.analysis.finite import require_finite
-from diffeqformer.analysis.tables import Result
+from diffeqformer.analysis.tables import Summarised
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import known_ids
@@ -19,7 +19,7 @@ from diffeqformer.report.table import Table
 
 
 @dataclass(frozen=True, repr=False)
-class Measures(Result):
+class Measures(Summarised):
     """How clustered points are, at every time and in every system: arrays with leading axes (time, system)."""
 
     heights: np.ndarray
@@ -44,7 +44,7 @@ class Measures(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class HiddenStates(Result):
+class HiddenStates(Summarised):
     """A model's hidden states over depth, as moving points."""
 
     times: np.ndarray

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from diffeqformer.analysis.correlation import spearman
-from diffeqformer.analysis.tables import Result
+from diffeqformer.analysis.tables import Summarised
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, percent, signed
 
@@ -50,7 +50,7 @@ def estimate(value: float, interval: tuple[float, float]) -> str:
 
 
 @dataclass(frozen=True, repr=False)
-class Induction(Result):
+class Induction(Summarised):
     """What every head does on repeated random sequences at every step, and what its spectra say."""
 
     times: np.ndarray

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, PyTree
 from diffeqformer.analysis.exponents import first_tangents, kaplan_yorke, leading_directions, orthonormalise
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.in_blocks import InBlocks
-from diffeqformer.analysis.tables import Result, scores_html
+from diffeqformer.analysis.tables import Summarised, scores_html
 from diffeqformer.analysis.text import populated, require_text
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -39,7 +39,7 @@ SETTLED = 0.01
 
 
 @dataclass(frozen=True, repr=False)
-class Pairwise(Result):
+class Pairwise(Summarised):
     """Lyapunov exponents of `dQ/dt = J_ji(t) Q`; NaN for inputs after the output, which causal attention cannot see."""
 
     outputs: tuple[int, ...]

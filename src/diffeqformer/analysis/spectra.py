@@ -21,7 +21,7 @@ from scipy.optimize import linear_sum_assignment
 
 from diffeqformer.analysis.over_depth import between_steps, evaluation_times, rows_at
 from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
-from diffeqformer.analysis.tables import Result
+from diffeqformer.analysis.tables import Summarised
 from diffeqformer.config import ModelConfig
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -40,7 +40,7 @@ _CHUNK_BYTES = 256_000_000
 
 
 @dataclass(frozen=True, repr=False)
-class Spectrum(Result):
+class Spectrum(Summarised):
     """One pair's eigenvalues and singular values at every time, for every head (the feed-forward counts as one)."""
 
     eigenvalues: np.ndarray
@@ -100,7 +100,7 @@ class Spectrum(Result):
 
 
 @dataclass(frozen=True, repr=False)
-class Spectra(Result):
+class Spectra(Summarised):
     """The spectra of all pairs of a model over depth."""
 
     times: np.ndarray

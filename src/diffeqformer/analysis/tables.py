@@ -13,7 +13,7 @@ MOST_ROWS = 40
 """Most rows of a table in a notebook; a longer text shows the inputs with the highest scores."""
 
 
-class Result:
+class Summarised:
     """A result whose `repr` gives, as that of a model does, the shapes of its arrays and not their numbers."""
 
     def __repr__(self) -> str:

@@ -180,7 +180,7 @@ def chosen_sections(part: Any, words: Sequence[str], prefix: str) -> tuple[Any, 
     for name, hint in hints.items():
         section, dotted = getattr(part, name), f"{prefix}{name.replace('_', '-')}."
         if section is None:
-            sections = [one for one in get_args(hint) if dataclasses.is_dataclass(one)]
+            sections: Any = [one for one in get_args(hint) if dataclasses.is_dataclass(one)]
             section = next((one() for one in sections if options & options_of(one, dotted).keys()), None)
         if dataclasses.is_dataclass(section):
             section, left = chosen_sections(section, left, dotted)
