@@ -526,6 +526,8 @@ def test_opening_what_is_not_a_run(config, tmp_path):
     with pytest.raises(BadInput, match=r"is not a run: it has no config\.yaml"):
         load_run(tmp_path)
     train(changed(config, trainer__updates=1), Silent())
+    with pytest.raises(BadInput, match="it holds runs, such as " + re.escape(repr(config.run))):
+        load_run(Path(config.run).parent)
     checkpoints = Path(config.run) / "checkpoints"
     checkpoints.rename(tmp_path / "elsewhere")
     with pytest.raises(BadInput, match="has no checkpoint yet; train it first, or longer"):

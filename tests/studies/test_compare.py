@@ -251,7 +251,7 @@ def test_refusals(pair, tmp_path, kind, capsys):
     elif kind == "no folder":
         other, sentence = tmp_path / "none", "does not exist; `diffeqformer train` makes one."
     elif kind == "no run":
-        other, sentence = tmp_path, "is not a run: it has no config.yaml."
+        other, sentence = tmp_path, "is not a run: it has no config.yaml; it holds runs, such as"
     elif kind == "nothing in common":
         other, sentence = make(tmp_path / "new", loss=None), "no task has been evaluated in both runs"
     else:

@@ -176,7 +176,9 @@ def open_config(folder: Path) -> Config:
         what = "is a file" if folder.exists() else "does not exist"
         raise BadInput(f"run folder {str(folder)!r} {what}; `diffeqformer train` makes one.")
     if not (folder / CONFIG).is_file():
-        advice = "; `diffeqformer train` with the run's config writes it again" if origin_of(folder) else ""
+        inside = [repr(str(file.parent)) for file in sorted(folder.glob(f"*/{CONFIG}"))[:4]]
+        advice = f"; it holds runs, such as {', '.join(inside)}" if inside else ""
+        advice = "; `diffeqformer train` with the run's config writes it again" if origin_of(folder) else advice
         raise BadInput(f"folder {str(folder)!r} is not a run: it has no {CONFIG}{advice}.")
     try:
         config = read_yaml(folder / CONFIG)
