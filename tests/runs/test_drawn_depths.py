@@ -55,3 +55,4 @@ def test_progress_tells_all_depths_that_a_loss_is_a_mean_over(config_of_run):
     train(dataclasses.replace(config_of_run, depth=depth), progress)
     shown = {note.partition(" · ")[0].partition(" at ")[2] for note in progress.notes if note.startswith("loss")}
     assert shown == {"2 and 4 steps", "3 and 4 steps"}
+    assert [note.endswith("compiling") for note in progress.notes].count(True) == 2

@@ -101,6 +101,7 @@ class Recorder:
         self.writer.require_sound()
         if steps not in self.meter.compiled:
             self.collect()  # so that compiling does not count as time of the previous update
+            self._advance(0, "compiling")
         for callback in self.recipe.callbacks:
             callback.before_update(self.step)
 
@@ -129,9 +130,10 @@ class Recorder:
             self._advance(0)  # so that the last line shown has the measurements of this update
         return self.stopped
 
-    def _advance(self, updates: int) -> None:
+    def _advance(self, updates: int, doing: str = "") -> None:
         order = ("loss", "validation", "speed")
-        self.stage.advance(updates, " · ".join(self.note[name] for name in order if name in self.note))
+        parts = [*(self.note[name] for name in order if name in self.note), doing]
+        self.stage.advance(updates, " · ".join(filter(None, parts)))
 
     def _every(self, interval: int) -> bool:
         return self.step == self.settings.updates or (interval > 0 and self.step % interval == 0)
