@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from diffeqformer.cli.finetune import Arguments, _about, _depth, _text
-from diffeqformer.config import BaseConfig, Config, DataConfig, DepthConfig, ModelConfig
+from diffeqformer.config import BaseConfig, Config, DataConfig, DepthConfig, ModelConfig, OptimizerConfig, dump_yaml
 from diffeqformer.runs.opening import load_run
 from diffeqformer.store.files import read_sealed, write_sealed
 
@@ -59,6 +59,13 @@ def test_an_imported_model_needs_a_text(call, place, tmp_path):
         write_sealed(manifest, content)
     called = call("finetune", tmp_path / "imported", *SHORT)
     assert called.status == 2 and "holds an imported model, which has no text of its own; name some" in called.err
+
+
+def test_settings_of_a_section_that_the_base_chose_can_be_given(call, tmp_path):
+    base = Config(model=ModelConfig(vocabulary=280), optimizer=OptimizerConfig(schedule="trapezoidal"))
+    (tmp_path / "config.yaml").write_text(dump_yaml(base))
+    called = call("finetune", tmp_path, "--optimizer.schedule.decay-fraction", 0.5)
+    assert called.status == 2 and "has no checkpoint yet" in called.err
 
 
 def test_new_files_are_not_mixed_by_the_weights_of_the_bases_own():

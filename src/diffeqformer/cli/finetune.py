@@ -21,10 +21,12 @@ from diffeqformer.config import (
     OptimizerConfig,
     TrainerConfig,
     Which,
+    read_yaml,
 )
 from diffeqformer.config.bounds import MOST_STEPS, SIZES, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import shown
+from diffeqformer.store.paths import path_of
 
 if TYPE_CHECKING:
     from diffeqformer.runs.opening import Run
@@ -99,7 +101,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     """Make the config of the fine-tuned run, train it, and write its report."""
     words = positional_first(words, options_of(Arguments))
     # With a default, sections can be chosen; without a run there is no default, and parsing asks for one.
-    known = Arguments(words[0]) if words and not words[0].startswith("-") else None
+    known = _defaults(words[0]) if words and not words[0].startswith("-") else None
     given = parse(Arguments, words, PROG, default=known)
     join(given.distributed)
     from diffeqformer.config import validate
@@ -143,6 +145,16 @@ def run(words: Sequence[str], as_json: bool) -> None:
     config = as_begun(validate(replace(config, model=model, mesh=settings.mesh)))
     progress.say(_about(config))
     show(train(config, progress, base), progress, as_json, {"base": base.which})
+
+
+def _defaults(run: str) -> Arguments:
+    """Return the arguments with the sections of the base run's config, whose settings can be given; with the usual ones
+    if there is no such run, as reading it will say."""
+    try:
+        base = read_yaml(path_of(run) / "config.yaml")
+    except BadInput:
+        return Arguments(run)
+    return Arguments(run, settings=Settings(data=base.data, optimizer=base.optimizer))
 
 
 def _adapter_settings(given: Arguments) -> dict[str, object]:
