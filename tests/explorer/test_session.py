@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from diffeqformer.analysis.attribution import ATTRIBUTIONS
 from diffeqformer.analysis.faithfulness import END_TO_END, PAIRWISE
@@ -328,6 +329,14 @@ def test_the_runs_own_pages_are_served_and_nothing_else_of_their_folders(tmp_pat
         server.shutdown()
 
 
+def words(vocabulary, *added):
+    """A tokenizer of whole words, and of some that are cut out of a text first."""
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_tokens(list(added))
+    return tokenizer
+
+
 def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
     for kind, said in (("time, reversible", "scheme 'reversible'"), ("head norms", "has head norms")):
         with pytest.raises(BadInput, match=said):
@@ -339,6 +348,9 @@ def test_a_page_that_cannot_run_the_model_is_not_written(tmp_path, capsys):
     own = with_scheme(run.model, dataclasses.replace(EULER, c=(0.25,)))  # the config still says euler
     with pytest.raises(BadInput, match=r"has a part of your own, .*RungeKutta, which a browser cannot run"):
         portable_page(session_of(dataclasses.replace(run, model=own)))
+    for tokenizer in (words({"a": 0}), words({"a": 0, "<unk>": 1}, "b"), words({"a": 0}, "<unk>")):
+        with pytest.raises(BadInput, match="has a tokenizer that a page does not run"):
+            portable_page(session_of(dataclasses.replace(run, tokenizer=tokenizer), text="a"))
     assert main(["explore", str(tmp_path), "--to", str(tmp_path / "page.txt")]) == 2
     assert "must end with .html" in capsys.readouterr().err and not list(tmp_path.iterdir())
 

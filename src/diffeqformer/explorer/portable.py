@@ -233,18 +233,19 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
 def _tokenizer(run: Run) -> Document:
     """Return what the page needs to encode a text as the run's tokenizer does.
 
-    **Raises:** `BadInput` unless it is byte-level BPE, or has whole words between spaces as entries.
+    **Raises:** `BadInput` unless it is byte-level BPE, or has words between spaces as entries, and one for others.
     """
     found = json.loads(run.tokenizer.to_str())
     model, pre = found["model"], found["pre_tokenizer"] or {}
-    if found["normalizer"] is None and found["post_processor"] is None:
-        if model["type"] == "WordLevel" and pre.get("type") == "WhitespaceSplit":
-            return {"kind": "words", "vocabulary": model["vocab"], "unknown": model["vocab"][model["unk_token"]]}
+    added = any(not token["special"] for token in found["added_tokens"])  # which are cut out of a text first
+    if found["normalizer"] is None and found["post_processor"] is None and not added:
+        words = model["type"] == "WordLevel" and pre.get("type") == "WhitespaceSplit"
+        if words and (unknown := model["vocab"].get(model["unk_token"])) is not None:
+            return {"kind": "words", "vocabulary": model["vocab"], "unknown": unknown}
         others = ("dropout", "ignore_merges", "byte_fallback", "unk_token", "end_of_word_suffix")
-        added = any(not token["special"] for token in found["added_tokens"])  # which are cut out of a text first
-        plain = not added and not any(model.get(name) for name in (*others, "continuing_subword_prefix"))
+        plain = not any(model.get(name) for name in (*others, "continuing_subword_prefix"))
         splits = pre.get("type") == "ByteLevel" and not pre["add_prefix_space"] and pre["use_regex"]
         if model["type"] == "BPE" and splits and plain:
             return {"kind": "bytes", "vocabulary": model["vocab"], "merges": model["merges"]}
-    known = "byte-level BPE as GPT-2's without ordinary added tokens, or whole words"
+    known = "byte-level BPE as GPT-2's, or whole words and one for unknown ones, without ordinary added tokens"
     raise _refusal(run, f"has a tokenizer that a page does not run ({known})")
