@@ -138,6 +138,26 @@ def test_special_tokens_go_all_the_way(published, tmp_path):
     assert read("generation_config.json")["eos_token_id"][:2] == [vocabulary[eos], vocabulary[end]]
 
 
+@pytest.mark.parametrize("kind", ["llama"], indirect=True)
+def test_text_ends_at_the_token_that_only_the_models_settings_name(published, tmp_path):
+    tokenizer = word_tokenizer()
+    tokenizer.add_special_tokens(["<over>", "<out>"])
+    tokenizer.save(str(published / "tokenizer.json"))
+    end, over, out = end_of_text(tokenizer), *map(tokenizer.token_to_id, ("<over>", "<out>"))
+    settings = json.loads((published / "config.json").read_text())
+    for name, declared, stops in (
+        ("config.json", over, [over, end]),
+        ("config.json", [end, tokenizer.token_to_id("cat"), 999, None], [end]),  # known, a word, nothing
+        ("generation_config.json", [end, out], [out, end]),
+        ("tokenizer_config.json", None, [over, end]),
+    ):
+        own = {"eos_token_id": declared} if declared else {"eos_token": "<over>"}
+        (published / name).write_text(json.dumps((settings if name == "config.json" else {}) | own))
+        run = import_huggingface(published, tmp_path / f"{name}-{declared}")
+        write_derived(run, tmp_path / "derived" / run.folder.name, run.model)
+        assert run.stops == load_run(tmp_path / "derived" / run.folder.name).stops == stops
+
+
 def test_tokens_that_only_the_settings_declare_are_added(published, tmp_path):
     tokenizer, path = load_tokenizer(published), published / "tokenizer_config.json"
     settings = json.loads(path.read_text()) if path.is_file() else {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from diffeqformer.data.tokenizer import ends_of_generation
 from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import is_utf8
 from diffeqformer.store.regular import read_small
@@ -13,6 +14,8 @@ from diffeqformer.store.regular import read_small
 SETTINGS = "tokenizer_config.json"
 TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
 """Transformers' file names: how the turns of a chat become one text, and the names of special tokens."""
+GENERATION, MODEL = "generation_config.json", "config.json"
+"""Files of a model that may say which tokens end a text; Transformers reads the second only without the first."""
 TOKENIZER_BYTES = 256 << 20
 """Largest size of a tokenizer's file."""
 
@@ -21,14 +24,25 @@ def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
     """Return the files, by name, that go with a tokenizer from a folder of Transformers or a run into a new run.
 
     These are the chat template (a file there or one of the tokenizer's settings; the default one of several) and the
-    names of the special tokens, which templates use. What is not text, or not in the vocabulary, is left out.
+    names of the special tokens, which templates use. What is not text, or not in the vocabulary, is left out. If no
+    token is declared to end a text, it is the one at which the model's own settings end it, if no other is known to.
 
     **Raises:** `BadInput` if a file cannot be read.
     """
     found = special_tokens(folder)
     special = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
+    if "eos_token" not in special and (end := _end_of_model(folder, tokenizer)) is not None:
+        special["eos_token"] = end
     named = {SPECIAL: json.dumps(special, indent=2, ensure_ascii=False) + "\n"} if special else {}
     return chat_template(folder) | named
+
+
+def _end_of_model(folder: Path, tokenizer: Tokenizer) -> str | None:
+    """Return the name of the first special token that a model's own settings end a text at, not known by its name."""
+    ids = declared_settings(folder, GENERATION if (folder / GENERATION).is_file() else MODEL).get("eos_token_id")
+    added, known = tokenizer.get_added_tokens_decoder(), ends_of_generation(tokenizer)
+    numbers = [one for one in (ids if isinstance(ids, list) else [ids]) if type(one) is int and one not in known]
+    return next((added[one].content for one in numbers if one in added and added[one].special), None)
 
 
 def special_tokens(folder: Path) -> dict[str, str]:

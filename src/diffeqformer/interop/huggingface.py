@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from diffeqformer.config import Config, ModelConfig, validate
-from diffeqformer.data.beside import SETTINGS, SPECIAL, TEMPLATE
+from diffeqformer.data.beside import GENERATION, SETTINGS, SPECIAL, TEMPLATE
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
 from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json, require_folder
@@ -127,7 +127,7 @@ def open_huggingface(folder: str | Path) -> Published:
     """
     folder = path_of(folder)
     require_folder(folder, "folder", "`import ORGANISATION/NAME` fetches a published model from the hub")
-    require_sums(folder, (CONFIG, TOKENIZER, INDEX, SETTINGS, SPECIAL, TEMPLATE, "*.safetensors"))
+    require_sums(folder, (CONFIG, GENERATION, TOKENIZER, INDEX, SETTINGS, SPECIAL, TEMPLATE, "*.safetensors"))
     values = read_json(folder / CONFIG)
     kind = values.get("model_type")
     # A tuple compares without hashing: the file's value may be a list.

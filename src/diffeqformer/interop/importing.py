@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, OptimizerConfig
-from diffeqformer.data.beside import SPECIAL, TEMPLATE, beside_tokenizer
+from diffeqformer.data.beside import GENERATION, SPECIAL, TEMPLATE, beside_tokenizer
 from diffeqformer.data.tokenizer import decode, end_of_text, leading, vocabulary_size, without_special
 from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
@@ -26,7 +26,7 @@ from diffeqformer.store.hub import TOKENIZER_FILES, Repository, fetch
 from diffeqformer.store.paths import path_of
 
 SENTENCEPIECE = "tokenizer.model"
-MODEL_FILES = (CONFIG, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, run_folder.CONFIG)
+MODEL_FILES = (CONFIG, GENERATION, SUMS, SENTENCEPIECE, "model*.safetensors", INDEX, run_folder.CONFIG)
 """Files fetched from the hub; the last one marks a repository as a run."""
 RUN_FILES = (
     run_folder.CONFIG, run_folder.TOKENIZER, TEMPLATE, SPECIAL, run_folder.DATA, run_folder.IMPORTED,
