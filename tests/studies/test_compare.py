@@ -93,6 +93,11 @@ def test_what_is_compared_and_said(pair):
     assert runs_table(found).rows[1][:4] == ("Vanilla Llama", "other", "3.500", "33.12")
 
 
+def test_losses_that_print_alike_are_not_said_to_differ(pair, tmp_path):
+    found = compare_runs(pair[0], make(tmp_path / "near", [], 3.0001))
+    assert findings(found) == ["To three decimals, both have the same validation loss, 3.000 nats per token."]
+
+
 def test_an_evaluation_as_trained_comes_before_newer_ones_by_other_ways(tmp_path):
     newer = {"created": "2026-02-01T00:00:00+00:00"}
     others = ({"scheme": "heun"}, {"checkpoint": "best"}, {"steps": 4}, {"scheme": "heun", "update": 9})

@@ -104,6 +104,7 @@ def test_steps_before_the_reading_is_a_prediction_are_told():
     assert [set(points(line)[:, 1]) for line in first.lines[1:]] == [{6.24}] and len(second.lines) == 1
     assert "guessing" in losses_caption(slow) and "guessing" not in losses_caption(FLAT)
     assert "guessing" not in headline(replace(slow, even=np.nan))
+    assert "Read this way, step 1 is worse than" in headline(replace(slow, loss=np.array([9.0, 7.0, 5.0, 3.0])))
     for other in (np.zeros(0), np.array([0.2, 0.1, 0.1, 0.1])):  # not known; a head that does not echo
         assert "among 513 tokens (6.24 nats). 3 % of" in headline(replace(slow, echo=other))
     echoed = by_step(slow)

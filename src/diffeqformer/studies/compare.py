@@ -126,8 +126,8 @@ def findings(comparison: "Comparison") -> list[str]:
             f"{ahead.name} has the lower validation loss, by {nats(abs(losses[0] - losses[1]))} nats per token "
             f"({nats(min(losses))} against {nats(max(losses))} for {behind.name}). With one run of each, a small "
             "difference can be due to chance."
-            if losses[0] != losses[1]
-            else f"Both have the same validation loss, {nats(losses[0])} nats per token."
+            if nats(losses[0]) != nats(losses[1])
+            else f"To three decimals, both have the same validation loss, {nats(losses[0])} nats per token."
         )
     tested = [row for row in comparison.rows if row.holm is not None]
     if tested:

@@ -181,8 +181,9 @@ def spelling(found: "Participation") -> str:
     last = found.worse_than_even
     if not last:
         return ""
+    first = "step 1 is" if last == 1 else f"the first {last} are"
     said = (
-        f"Read this way, the first {last} are worse than uniform guessing among {math.exp(found.even):,.0f} tokens "
+        f"Read this way, {first} worse than uniform guessing among {math.exp(found.even):,.0f} tokens "
         f"({found.even:.2f} nats)"
     )
     if found.echo.size and found.echo[1] > 0.5:
