@@ -6,7 +6,9 @@ import jax
 import pytest
 
 from diffeqformer.errors import BadInput
+from diffeqformer.model.count import smallest_useful_d_emb
 from diffeqformer.progress import Silent
+from diffeqformer.studies.inputs import shipped
 from diffeqformer.studies.paper import article as paper_page
 from diffeqformer.studies.paper import record as paper_record
 from diffeqformer.studies.paper import runs as paper_runs
@@ -49,6 +51,11 @@ def test_gpu_scale_trains_the_papers_small_models_on_the_text_given(tmp_path):
         with pytest.raises(BadInput, match="needs a text of its size: give files with --data"):
             study(Arguments(scale="gpu", to=str(tmp_path)), Silent())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_claim_of_d_emb_8_names_the_size_from_which_matrices_are_free():
+    least = smallest_useful_d_emb(shipped("quickstart-diffeqformer").model)
+    assert any(f"(from {least} on, matrices of 6 steps" in claim.sentence for claim in ITEMS["figure-14"].claims)
 
 
 def test_an_unknown_item_is_refused():

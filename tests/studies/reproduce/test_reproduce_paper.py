@@ -181,13 +181,13 @@ def test_the_page_and_its_markdown_hold_every_claim(trained):
     )
     assert "\n\n".join((*said, "| claim")) in text
     item = text.partition("## Nowhere")[2].partition("\n## ")[0]
-    assert "\n\n![Nowhere. Validation loss is" in item and "](paper/norm-curves-wide.png)\n" in item
+    assert "\n\n![Nowhere. Validation loss on the whole split is" in item and "](paper/norm-curves-wide.png)\n" in item
     assert item.index("](paper/norm-effects.png)") < item.index("](paper/norm-curves-wide.png)")
     names = ("norm-curves-wide", "norm-effects")
     assert all((folder / f"paper/{name}.png").read_bytes()[1:4] == b"PNG" for name in names)
     page = (folder / "runs/index.html").read_text()
     assert "the norm helps" in page
-    assert "validation loss (points). The paper's: two curves" in page
+    assert "points: validation loss on 16 batches. The paper's: two curves" in page
     models = next(table for table in result.tables if table.caption.startswith("Models\n"))
     assert [row[0] for row in models.rows] == ["wide", "normed"]
     assert [row[3] for row in models.rows] == ["its own", "wide"]
@@ -339,7 +339,7 @@ class TasksOf(NamedTuple):
         return (evaluation["samples"], evaluation["task_versions"]) == ({self.name: 10}, {self.name: 1})
 
 
-def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
+def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path, monkeypatch):
     shots = lambda name, right, n: document(name, [1] * right + [0] * (10 - right), num_fewshot={name: n})
     perplexity = lambda value: document("arc_easy", [value] * 2, "perplexity")
     folders = [
@@ -355,6 +355,11 @@ def test_tasks_are_compared_by_their_metric_and_their_examples(tmp_path):
     assert comparable(["sciq"], 0)(found) == pytest.approx(0.01 - 0.2)
     assert comparable(["sciq", "piqa", "wsc273"], 0)(found) == pytest.approx(0.01)
     assert comparable(["sciq", "wsc273"], 0)(found) is None
+    there = Runs(Arguments(), MODELS, Silent())
+    monkeypatch.setattr(there, "trained", lambda name, seed: runs[name])
+    (figure,) = paper_figures.tasks(there, (OURS, "gpt"))
+    absent = "arc_challenge, hellaswag, lambada_openai, lambada_standard, logiqa, mmlu, winogrande and wsc273"
+    assert figure.caption.endswith(f" Not evaluated here: {absent}.")
 
 
 def test_a_part_of_a_task_is_not_the_task(tmp_path, monkeypatch):

@@ -26,8 +26,8 @@ from diffeqformer.studies.compare_figures import task_figure
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
 from diffeqformer.studies.paper.adaptation import adapted_runs
 from diffeqformer.studies.paper.claims import Finished, Verdict
-from diffeqformer.studies.paper.measures import grown, heads_of, planned_memory, spectra_of
-from diffeqformer.studies.paper.runs import Runs
+from diffeqformer.studies.paper.measures import TASKS, grown, heads_of, planned_memory, spectra_of
+from diffeqformer.studies.paper.runs import BATCHES, Runs
 from diffeqformer.studies.paper.tables import BATCH_SIZES
 from diffeqformer.studies.reproduce import reproduce_adapt_figures as adapt
 from diffeqformer.studies.reproduce.reproduce_adapt import records
@@ -107,8 +107,8 @@ def curves(runs: Runs, names: Names) -> list[Figure]:
     models = [{**one.entry, "name": name} for name, one in there.items()]
     ends = join([f"{one.entry['validation']['loss']:.3f} in {name}" for name, one in there.items()])
     said = (
-        f"Validation loss is {ends}, in nats per token, {_seed(runs)}. Training loss (lines) and validation loss "
-        "(points)."
+        f"Validation loss on the whole split is {ends}, in nats per token, {_seed(runs)}. Lines: training loss; "
+        f"points: validation loss on {BATCHES} batches."
     )
     if missing := [name for name in names if name not in there]:
         said += f" Not among these runs: {join(missing)}."
@@ -235,4 +235,7 @@ def tasks(runs: Runs, names: Names) -> list[Figure]:
         return []
     *_, found = ("", *findings(compared))
     said = f"{found} Accuracies with standard errors, and differences with 95 % intervals over items."
+    there = {row.task for row in compared.rows}
+    if lacking := [name for name in TASKS if name not in there]:
+        said += f" Not evaluated here: {join(lacking)}."
     return [both_widths("tasks", said.strip(), task_figure, compared)] if accuracies(compared) else []

@@ -235,7 +235,7 @@ ITEMS = {
         "Quality rises with d_emb, and memory by less than the parameters.",
         (
             lower(OURS, "d_emb-4", "d_emb 48 is better than 4"),
-            lower(OURS, "d_emb-8", "d_emb 48 is better than 8, from where on matrices of 6 steps can be anything"),
+            lower(OURS, "d_emb-8", "d_emb 48 is better than 8 (from 5 on, matrices of 6 steps can be anything)"),
             lower("d_emb-144", OURS, "d_emb 144 is better than 48"),
             lower(OURS, "d_emb-24", "d_emb 48 is better than 24"),
             *(

@@ -30,7 +30,7 @@ SEARCHES = 4
 DIVERGED = "diverged.json"
 """File of a run whose training diverged: it is not trained again."""
 BATCHES = 16
-"""Batches of each evaluation during training; the last one is on the whole split."""
+"""Batches of each evaluation during training; after it the whole split is evaluated."""
 
 
 @dataclass(frozen=True)
