@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax
 import pytest
 
+from diffeqformer.config import shipped_configs
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import smallest_useful_d_emb
 from diffeqformer.progress import Silent
@@ -31,6 +32,20 @@ def test_every_item_names_models_that_there_are_and_their_configs_are_sound(tmp_
     assert len({config.run for config in configs.values()}) == len(MODELS)
     assert {name for name, config in configs.items() if config.data.train} == {n for n in MODELS if MODELS[n].other}
     assert configs["gpt-other"].trainer.updates == 3 * configs["gpt"].trainer.updates == 1500
+
+
+def test_the_page_says_what_every_model_is():
+    for models in (MODELS, GPU_MODELS):
+        rows = {name: (config, said) for name, config, said in paper_page.configs_table(list(models), models).rows}
+        assert set(rows) == set(models) and {config for config, _ in rows.values()} <= set(shipped_configs())
+        assert len(set(rows.values())) == len(rows) - len({name for name in rows if name.endswith("-own")})
+    rows = {name: tuple(said) for name, *said in paper_page.configs_table(list(MODELS), MODELS).rows}
+    assert rows["gpt"] == ("quickstart-gpt", "–")
+    assert rows["gpt-other"] == ("quickstart-gpt", "3 times the updates; the other text")
+    assert rows["smooth"] == ("quickstart-diffeqformer", "model.weights.highest_frequency 12.0")
+    assert rows["free-rows"][1] == "built by diffeqformer.studies.paper.controls.free_rows"
+    assert rows["repeats-llama"][1].endswith("trained on diffeqformer.studies.paper.controls.RepeatedTokens")
+    assert 'model.weights {"kind": "knots", "average": true}' in rows["knots"][1]
 
 
 def test_gpu_scale_trains_the_papers_small_models_on_the_text_given(tmp_path):

@@ -1,5 +1,6 @@
 """The page of `reproduce paper`: what was claimed, what is found, and how it was made comparable."""
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from diffeqformer.studies.paper.claims import (
     SEEDS,
     Claim,
     Finished,
+    Model,
     Verdict,
     judge,
     models_of,
@@ -38,6 +40,8 @@ FORMS = {
     "untested": ("is untested", "are untested"),
 }  # fmt: skip
 """Wording of verdicts, for one claim and for several."""
+KEPT = ("trainer.checkpoint_every", "trainer.keep_last")
+"""Settings of which checkpoints are kept."""
 CAPTION = "Effects for its claims: seeds (small), mean and confidence interval. Right of zero supports the claim."
 ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
 SIZES = {
@@ -202,9 +206,33 @@ def model_rows(measured: Found, runs: Runs, record: Record) -> list[tuple[str, .
 def models_tables(models: Sequence[tuple[str, ...]], runs: Runs) -> list[Table]:
     """Build the tables of the models behind the claims, and of the search for their learning rates."""
     columns = (*MODEL_COLUMNS, *(("tokens per second", "MFU", "memory (GB)") if runs.arguments.scale == "gpu" else ()))
-    said = "Models\nLosses on the whole validation split, mean and standard deviation over seeds."
-    tables = [Table(said, columns, models)] if models else []
+    said = (
+        "Models\nLosses on the whole validation split, mean and standard deviation over seeds, of which some claims "
+        "have more. Of models that are trained on random tokens (section 5.1) they say nothing."
+    )
+    names = [row[0] for row in models]
+    tables = [Table(said, columns, models), configs_table(names, runs.models)] if models else []
     return [*tables, *([rates_table(tried, SEARCHED_WITH)] if (tried := searched(runs)) else [])]
+
+
+def configs_table(names: Sequence[str], models: Mapping[str, Model]) -> Table:
+    """Build the table of what each model is: a shipped config, and what differs from it."""
+    rows = [(name, models[name].config, "; ".join(_differences(models[name])) or MISSING) for name in names]
+    said = (
+        "Configs\nThe shipped config of each model, and what differs from it besides rate, seed, and the text and "
+        "updates of the page."
+    )
+    return Table(said, ("model", "config", "differences"), rows)
+
+
+def _differences(model: Model) -> list[str]:
+    """Say what differs from a model's shipped config; which checkpoints are kept changes no number."""
+    shown = {name: value for name, value in model.settings.items() if name not in KEPT}
+    said = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()]
+    said += [f"{model.length:g} times the updates"] if model.length != 1 else []
+    said += ["the other text"] if model.other else []
+    own = {"built by": model.build, "trained on": model.batches}
+    return said + [f"{how} {part.__module__}.{part.__name__}" for how, part in own.items() if part is not None]
 
 
 def _machine(ended: Sequence[Finished], runs: Runs) -> tuple[str, ...]:
