@@ -208,7 +208,7 @@ def _print_d_emb(config: Config, choices: list[Document]) -> None:
     print(
         f"A weight is P h(t) + C with d_emb columns in P, so from d_emb = {smallest_useful_d_emb(config.model)} on the "
         "matrices of this grid's times can take any values; below that they are tied to each other. At GPT-large size "
-        "the authors' runs passed GPT at 144 (perplexity 19.7, 18.7, 18.3 at 48, 96, 144; GPT 18.5; see the paper's "
-        "appendix D.1). Stored parameters and optimiser state grow with d_emb; activations and the populated model do "
+        "the authors' runs passed GPT at 144 (perplexity 19.7, 18.7, 18.3 at 48, 96, 144; GPT 18.5; in the notebook of "
+        "their release). Stored parameters and optimiser state grow with d_emb; activations and the populated model do "
         "not."
     )

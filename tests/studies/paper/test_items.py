@@ -129,6 +129,10 @@ def test_every_item_of_the_paper_says_what_the_paper_has_and_where():
     assert [row[0] for row in four.rows] == [row[0] for row in five.rows] == list(TASKS)
     assert four.rows[3][1:3] == ["37.24 (0.67)", "38.39 (0.68)"]
     assert five.rows[4][3:] == ["24.04 (0.60)", "28.22 (0.63)"]
+    (figure,) = REPORTED["figure-5"].numbers
+    ends = {row[0]: [float(one) for one in row[1:6]] for row in figure.rows}
+    ahead = {name: [one < row[4] for one in row[:4]] for name, row in ends.items() if name.endswith("LoRA")}
+    assert list(ahead.values()) == [[False, False, True, True]] * 2  # as is said above it
     diverged = {"gpt": [2], "shared": [0]}  # one of them is another item's
     verdicts = [judge({}) for _ in ITEMS["tables-4-5"].claims]
     page = paper_page.item_tables("tables-4-5", verdicts, {}, diverged)

@@ -1,7 +1,6 @@
 """Measures of claims of `items` without randomness, or none that matters: they need a config, but no run."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import equinox as eqx
 import jax
@@ -15,15 +14,10 @@ from diffeqformer.model.count import parameters, update_operations, vanilla_twin
 from diffeqformer.studies.inputs import shipped
 from diffeqformer.studies.paper.claims import Trained
 from diffeqformer.studies.paper.measures import measured
+from diffeqformer.studies.paper.reported import TWINS
 
 PUBLISHED = {"gpt-small": 124.4e6, "gpt-medium": 354.8e6, "gpt-large": 774.0e6}
 """Parameters of GPT-2."""
-TWINS: Mapping[str, Mapping[int, int]] = {
-    "small": {20: 188, 48: 387, 72: 557, 96: 727, 120: 897, 144: 1067},
-    "medium": {20: 317, 48: 670, 72: 972, 96: 1275, 120: 1577, 144: 1879},
-    "large": {20: 479, 48: 1030, 72: 1502, 96: 1975, 120: 2447, 144: 2919},
-}
-"""Millions of parameters of DiffEqFormer in the authors' code, by size and d_emb: those of the paper's table 6."""
 LLAMA = 1213
 """Millions of parameters of Llama-1B in the paper's table 3."""
 CHANGED = 8
