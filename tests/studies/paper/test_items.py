@@ -110,13 +110,22 @@ def test_what_needs_another_text_says_so_in_its_command_its_section_and_the_list
     needy = {name for name, item in ITEMS.items() if item.other}
     assert needy == {name for name, item in ITEMS.items() if "--other FILES" in item.missing}
     assert needy >= {name for name, item in ITEMS.items() if any(MODELS[one].other for one in models_of(item))}
-    commands = {row[2] for row in paper_page.summary({"table-1": [judge({})], "table-3": [judge({})]}).rows}
+    found = {name: [judge({})] * len(ITEMS[name].claims) for name in ("table-1", "table-3")}
+    commands = {row[-1] for row in paper_page.summary(found).rows}
     assert commands == {"diffeqformer reproduce paper table-1 --other FILES", "diffeqformer reproduce paper table-3"}
     asked = Arguments(items=("table-3", "table-1", "figure-5"), list=True, to=str(tmp_path))
     (said,) = study(asked, Silent()).findings
     assert "Without --other, claims of table-1 and figure-5 stay untested" in said
     (said,) = study(replace(asked, other=("other.txt",)), Silent()).findings
     assert "--other" not in said
+
+
+def test_an_items_row_has_its_main_claim_with_its_effect():
+    verdicts = [judge({0: n + 0.1, 1: n + 0.2, 2: n + 0.3}) for n in range(len(ITEMS["what-decides"].claims))]
+    (row,) = paper_page.summary({"what-decides": verdicts}).rows
+    assert row[1:4] == (ITEMS["what-decides"].claims[1].sentence, "holds", "+1.200 [+0.952, +1.448]")
+    assert row[4] == "12 hold and 1 is within noise"
+    assert all(0 <= item.main < len(item.claims) for item in ITEMS.values())
 
 
 def test_every_item_of_the_paper_says_what_the_paper_has_and_where():

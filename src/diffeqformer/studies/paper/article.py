@@ -137,12 +137,14 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs, record: Rec
 
 
 def summary(found: Found) -> Table:
-    """Build a table with one row for each item."""
-    rows = [
-        (_title(name), counted(verdicts), f"diffeqformer reproduce paper {name}{' --other FILES' * ITEMS[name].other}")
-        for name, verdicts in found.items()
-    ]
-    return Table("Items", ("in the paper", "claims", "command"), rows)
+    """Build a table with one row for each item: its main claim, how many claims hold, and its command."""
+    rows = []
+    for name, verdicts in found.items():
+        main, verdict = _with_verdicts(name, found)[ITEMS[name].main]
+        command = f"diffeqformer reproduce paper {name}{' --other FILES' * ITEMS[name].other}"
+        rows.append((_title(name), main.sentence, verdict.word, _shown(verdict), counted(verdicts), command))
+    columns = ("in the paper", "main claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "all claims", "command")
+    return Table("Items", columns, rows)
 
 
 def tables_of(measured: Found, runs: Runs, record: Record) -> dict[str, Values]:

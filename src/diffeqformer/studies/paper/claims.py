@@ -129,6 +129,8 @@ class Item:
     reported: str
     """What the paper reports, in a sentence."""
     claims: tuple[Claim, ...]
+    main: int = 0
+    """Place among the claims of the one that stands for the item in the summary."""
     layout: str = ""
     """Layout of the paper's figure, in words, shown with ours."""
     figures: "tuple[tuple[Draw, tuple[str, ...]], ...]" = ()

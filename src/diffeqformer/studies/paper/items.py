@@ -148,6 +148,7 @@ ITEMS = {
                       f"rank correlation, where a head matches prefixes by {MATCHING}", (name,), by.induction(name)),
             )
         ),
+        main=3,
         missing="Each model has four heads in two layers, so that a seed's rank correlation is one of a few values; "
         "Student's interval does not know that none is above 1.",
         layout="A remark on figure 2, without a measurement of its own.",
@@ -254,6 +255,7 @@ ITEMS = {
             Claim("memory grows by less than parameters", "ratio of parameters minus ratio of planned memory",
                   (OURS, "d_emb-144"), by.cheaper_memory, True),
         ),
+        main=7,
         layout="Against d_emb: validation perplexity, which falls; throughput, falling a little; memory, growing less.",
         figures=((draw.sizes, ("d_emb-4", "d_emb-8", "d_emb-24", OURS, "d_emb-144")),
                  (draw.sizes, ("d_emb-4-own", "d_emb-8-own", "d_emb-24-own", OURS, "d_emb-144-own"))),
@@ -274,7 +276,8 @@ ITEMS = {
         "rate that its matrices see: each alone, in models that lack the others.",
         (
             lower("table", "gpt", "a table of layers at DiffEqFormer's Euler steps of 1/6 and b2 is better than GPT"),
-            lower(OURS, "table", "DiffEqFormer is better than that table (asked when both were trained)",
+            lower(OURS, "table",
+                  "DiffEqFormer is better than a table at its steps and b2 (asked when both were trained)",
                   "Is it better than a plain table of layers with its steps of 1/6 and its b2?"),
             lower("faster-table", "table", "the same table is better if the optimiser moves it 6 times as fast"),
             lower("knots", "table", "smooth weights of as many parameters (means of knots) are better than the table"),
@@ -290,6 +293,7 @@ ITEMS = {
             lower(f"{OURS}-embeddings", "gpt-embeddings", "both with such embeddings, DiffEqFormer is ahead of GPT",
                   "Is it still better than GPT if the embeddings of both move 4 times as fast?"),
         ),
+        main=1,
         figures=((draw.curves, ("gpt", OURS, "table", "faster-table", "free-rows", "knots")),),
     ),
     "normalisation": Item(
@@ -326,6 +330,7 @@ ITEMS = {
                   "a fiftieth minus the relative difference", (), checks.equal_compute, True),
             lower(OURS, "gpt-equal-compute", "DiffEqFormer is ahead of GPT that is given at least its operations"),
         ),
+        main=5,
     ),
 }  # fmt: skip
 """Items by their names on the command line."""
