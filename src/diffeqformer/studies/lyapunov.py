@@ -173,7 +173,7 @@ def headline(
     tied = [int(place) for place in np.flatnonzero(before >= before[best] - near) if place != best]
     named = f"{len(tied)} others" if len(tied) > 2 else join(list(map(token, tied)) or [""])
     beside = f"; {named} within two standard errors" if tied else ""
-    grown = lambda exponent: factor(np.exp(exponent))
+    grown = lambda exponent: factor(float(np.exp(exponent)))
     worst = lambda place: "" if leading is None else f" (at least {grown(leading[place])} in the worst direction)"
     arrives = (
         f"A small change there in a random direction arrives {grown(before[best])} times as large{worst(best)}, "
@@ -184,7 +184,7 @@ def headline(
     return (
         f"Of the tokens before it, the state at {token(output)}, is most sensitive to {token(best)} "
         f"({method}{beside}). {arrives} {grown(exponents[output])} times{worst(output)}; the states themselves "
-        f"become {factor(growth)} times as large over depth (root mean square)."
+        f"become {factor(float(growth))} times as large over depth (root mean square)."
     )
 
 
