@@ -131,7 +131,9 @@ ITEMS = {
                 for pair in PAIRS
             ),
         ),
-        missing="Measured after training on the first text alone; with a smooth band only at the end of training.",
+        missing="Measured after training on the first text alone; with a smooth band only at the end of training. Of "
+        "runs of the same seeds on other machines, which rounding parts, QK and OV had other verdicts, and FF the same "
+        "(docs/log.md).",
         layout="Heat maps over depth, one per head: a pair's eigenvalues at each time, sorted; darker near the end.",
         figures=((draw.spectra, (OURS,)), (draw.spectra, ("gpt",))),
     ),
