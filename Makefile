@@ -118,7 +118,7 @@ bench: install ## Benchmark this machine and write docs/benchmarks.md (RUN=runs/
 QUICK_FLAGS := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 KNOWN_FLAGS = XLA_FLAGS="$(QUICK_FLAGS)" JAX_PLATFORMS=cpu $(BIN)/python -c 'import jax; jax.devices()' 2> /dev/null
 
-# What a run compiles is kept for a week, by processor: the next run takes two thirds of the processor time.
+# What a run compiles is kept for a week, by processor: two parts took two thirds of the processor time when run again.
 PROGRAMS := $(CURDIR)/.pytest_cache/programs
 QUICKLY = flags=; $(KNOWN_FLAGS) && flags="$(QUICK_FLAGS)"; \
 	programs="$(PROGRAMS)-$$(grep -s -m 1 -E 'flags|Features' /proc/cpuinfo | cksum | cut -d ' ' -f 1)"; \
