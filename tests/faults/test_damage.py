@@ -163,7 +163,7 @@ def latest(folder: Path) -> int:
     return max(int(entry.name) for entry in (folder / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize("name", ["tuned", "imported", *slow("run")])
+@pytest.mark.parametrize("name", ["tuned", *slow("run", "imported")])
 def test_a_damaged_run_gives_its_own_model_or_none(place, name):
     assert model_survives(place.folder / name, whole=False) > 10
 
@@ -246,6 +246,7 @@ def test_a_damaged_token_cache_is_named_and_built_again(place):
 # --------------------------------------------------------------------------------------------- exports and adapters
 
 
+@pytest.mark.slow
 def test_a_damaged_export_is_named_or_the_same_model(place):
     draw, folder = random.Random(5), place.folder / "exported"
     sound = digest(from_huggingface(folder))
@@ -258,6 +259,7 @@ def test_a_damaged_export_is_named_or_the_same_model(place):
             assert found is None or not read, f"{kind.__name__} {path.name} is not seen"
 
 
+@pytest.mark.slow
 def test_a_damaged_adapter_is_named_or_the_same_model(place):
     draw, folder = random.Random(6), place.folder / "exported" / "adapter"
     base = from_huggingface(place.folder / "exported")

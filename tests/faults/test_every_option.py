@@ -185,6 +185,7 @@ def no_number_is_without_bound(answer: Callable, cases: list[Case]) -> None:
     assert strange == [], "\n".join([f"{len(strange)} of {len(answers)}", *map(str, strange)])
 
 
+@pytest.mark.slow
 def test_a_part_of_all_words(answer):
     assert len(CASES) > 3000 and len({case.command for case in CASES}) > 25
     no_word_fails_in_python(answer, CASES[::157])

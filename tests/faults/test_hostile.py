@@ -98,6 +98,7 @@ def tame(tmp_path_factory) -> Path:
     return trained(tmp_path_factory.mktemp("tame") / "in", "name", "a line of text like any other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(NAMES[:1], NAMES), ids=range(len(NAMES)))
 def test_names_and_texts_are_text(tmp_path, monkeypatch, tame, capfd, name):
     monkeypatch.chdir(tmp_path)
@@ -138,6 +139,7 @@ class Bomb:
         return os.system, (f"touch {os.environ['BOMB']}",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["run", *slow("cache", "export", "adapter")])
 def test_a_pickle_in_the_place_of_any_file_is_never_opened(tmp_path, monkeypatch, tame, what):
     monkeypatch.setenv("BOMB", str(tmp_path / "bad"))

@@ -195,6 +195,7 @@ def final_state(folder: Path, updates: int) -> dict[str, bytes]:
     return {jax.tree_util.keystr(path): x.tobytes() for path, x in jax.tree_util.tree_leaves_with_path(restored.items)}
 
 
+@pytest.mark.slow
 def test_three_kills_of_a_run_on_a_stream(place, monkeypatch):
     lines = [json.dumps({"text": line}) for line in place.text.read_text().splitlines()]
     monkeypatch.setattr(place, "text", place.folder / "text.jsonl")

@@ -244,6 +244,7 @@ def test_a_tokenizer_with_an_id_of_billions_is_refused_before_it_is_built(tmp_pa
     assert load_tokenizer(tmp_path).token_to_id('": 4000000000') == 270
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"\n", *slow(b'{"text": "' + b"a" * 4000 + b'"}\n')], ids=["empty", "text"])
 def test_a_small_file_that_expands_without_end_is_refused_at_once(tmp_path, line):
     """82 kB of newlines took 2.8 GB and 40 s."""
@@ -349,7 +350,7 @@ def read_in(document: dict, name: str) -> dict:
     return document["base"] if name == "finetune" else document["models"][0] if name == "spectra" else document
 
 
-@pytest.mark.parametrize("name", slow_but(["eval", "export", "steps"], COMMANDS))
+@pytest.mark.parametrize("name", slow_but(["eval"], COMMANDS))
 def test_an_older_state_is_read_only_if_asked_for(config, tmp_path, capsys, name):
     harmed(config.run, 8)
     words = COMMANDS[name].format(run=config.run, here=tmp_path).split()

@@ -42,7 +42,7 @@ from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.ode.schemes import SCHEMES, OneStep
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.sharding import by_path
-from tests.cases import slow
+from tests.cases import slow, slow_but
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
 from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of
 from tests.models import TINY, logits, model_of, tokens
@@ -75,6 +75,8 @@ def saved(tmp_path):
 
 
 TABLES = (*STOCK, "macaron", "ode transformer")
+STORED = ("vanilla", "llama 3", "neox", "ode transformer", "time, gpt", "one mlp, llama", "knots, llama 3 and qwen")
+"""A table of each family, rows at nodes, and sources of each kind as they are stored; the others are slow."""
 
 
 POPULATED = ("time, gpt", "one mlp, llama", "knots, gpt", "knots, llama 3 and qwen", "shared, gpt")
@@ -84,9 +86,11 @@ POPULATED = ("time, gpt", "one mlp, llama", "knots, gpt", "knots, llama 3 and qw
 @pytest.mark.parametrize(
     ("kind", "steps"),
     [
-        *((kind, None) for kind in (*TABLES, *CONTINUOUS, "time, llama as released")),
-        *((kind, 3) for kind in POPULATED),
-        *slow(*((kind, 3) for kind in CONTINUOUS if kind not in POPULATED)),
+        *slow_but(
+            [(kind, None) for kind in STORED],
+            [(kind, None) for kind in (*TABLES, *CONTINUOUS, "time, llama as released")],
+        ),
+        *slow_but([(kind, 3) for kind in POPULATED], [(kind, 3) for kind in CONTINUOUS]),
     ],
 )
 def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
@@ -113,7 +117,7 @@ def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     assert opened.tokenizer.encode("the cat").ids == run.tokenizer.encode("the cat").ids
 
 
-@pytest.mark.parametrize(("kind", "stock"), [("vanilla", "GPT2LMHeadModel"), ("llama 3", "LlamaForCausalLM")])
+@pytest.mark.parametrize(("kind", "stock"), [("vanilla", "GPT2LMHeadModel"), *slow(("llama 3", "LlamaForCausalLM"))])
 def test_a_table_with_layers_left_out_is_a_stock_model_of_fewer_layers(kind, stock, tmp_path):
     run = run_of(kind)
     model = left_out(run.model, (2, 0, 1))

@@ -20,6 +20,7 @@ from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.lifting import write_derived
 from diffeqformer.runs.opening import load_run
+from tests.cases import slow
 from tests.interop.folders import CONFIGS, WORDS, golden, word_tokenizer, write
 from tests.models import logits
 from tests.tolerances import STATES
@@ -197,7 +198,8 @@ def test_special_tokens_beyond_the_embedding_stay_behind(call, published, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "settings", [{"chat_template": "\ud800"}, {"chat_template": [{"name": "tool_use", "template": "a"}]}, [], "x"]
+    "settings",
+    [{"chat_template": "\ud800"}, "x", *slow({"chat_template": [{"name": "tool_use", "template": "a"}]}, [])],
 )
 def test_what_is_no_chat_template_does_not_come_along(published, tmp_path, settings):
     (published / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -285,6 +287,7 @@ importing.import_huggingface(*sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_import_leaves_no_run_and_the_next_one_goes_through(call, tmp_path):
     published, run = write(tmp_path / "published", CONFIGS["gpt2"], golden("gpt2").tensors), tmp_path / "run"
     words = [sys.executable, "-c", KILLED, str(published), str(run)]

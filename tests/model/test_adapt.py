@@ -9,6 +9,7 @@ import pytest
 from diffeqformer.config import KnotsConfig, LayerDropConfig, LevelsConfig, LoRAConfig, ModulationConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
+from tests.cases import slow_but
 from tests.models import TINY, logits, model_of, tokens
 
 BY_STEPS = {
@@ -21,7 +22,7 @@ BY_STEPS = {
 """Sections whose number of rows is the number of steps if none is given."""
 
 
-@pytest.mark.parametrize("kind", BY_STEPS)
+@pytest.mark.parametrize("kind", slow_but(["layers to leave out", "modulated levels"], BY_STEPS))
 def test_rows_that_were_as_many_as_steps_stay_as_they_are(kind):
     base = model_of(dataclasses.replace(TINY, steps=4, **BY_STEPS[kind]))
     model = adapt(base, adapted_config(base.config, 2, become="same", lora=None), jax.random.key(0))

@@ -6,7 +6,8 @@ import pytest
 from diffeqformer.cli.parse import shipped_configs
 from diffeqformer.config import LlamaConfig, ModelConfig, read_yaml
 from diffeqformer.model.count import count, flops, parameters, smallest_useful_d_emb, vanilla_twin
-from tests.models import KINDS, model_of
+from tests.cases import slow_but
+from tests.models import COVERING, KINDS, model_of
 
 # Millions of parameters that the authors' code has, by d_emb.
 TWINS = {
@@ -21,7 +22,12 @@ def preset(name: str) -> ModelConfig:
     return read_yaml(shipped_configs()[name]).model
 
 
-@pytest.mark.parametrize(("size", "d_emb"), [(size, d_emb) for size in TWINS for d_emb in TWINS[size]])
+EXTREMES = [("small", 20), ("medium", 96), ("large", 144)]
+
+
+@pytest.mark.parametrize(
+    ("size", "d_emb"), slow_but(EXTREMES, [(size, d_emb) for size in TWINS for d_emb in TWINS[size]])
+)
 def test_twins_have_the_authors_number_of_parameters_to_the_million(size, d_emb):
     model = preset(f"diffeqformer-gpt-{size}")
     model = dataclasses.replace(model, weights=dataclasses.replace(model.weights, d_emb=d_emb))
@@ -63,7 +69,10 @@ def test_counts_from_shapes_are_counts_of_arrays(config):
     assert parameters(config) == (count(model), count(model.populate()))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].scheme.kind != "reversible"])
+ONE_WAY = [kind for kind in KINDS if KINDS[kind].scheme.kind != "reversible"]
+
+
+@pytest.mark.parametrize("kind", slow_but([*COVERING, "one mlp, strang"], ONE_WAY))
 def test_counted_operations_are_near_the_compilers_own_count(kind):
     """XLA counts element-wise work too, and all of the attention matrix; matrix products dominate at this width.
 

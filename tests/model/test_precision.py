@@ -71,7 +71,7 @@ def test_the_gradient_of_weights_that_serve_all_steps_is_summed_in_float32(gradi
 X64 = ("diffeqformer", "vanilla llama, grouped queries", "knots, normalised")
 
 
-@pytest.mark.parametrize("kind", [*X64[::2], *slow(X64[1], "macaron")])
+@pytest.mark.parametrize("kind", [X64[0], *slow(*X64[1:], "macaron")])
 def test_everything_works_where_jaxs_default_is_float64(kind):
     """Parameters stay float32, as documented, and so does what is computed from them: to rounding, as without x64."""
     config, ids, prompt = KINDS[kind], tokens(), tokens(1, 3)

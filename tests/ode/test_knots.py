@@ -17,6 +17,7 @@ from diffeqformer.model.count import parameters
 from diffeqformer.ode.grid import ODD, Grid, Nodes, mixed_edges
 from diffeqformer.ode.lora import linear_maps
 from diffeqformer.ode.weights.knots import PLACES, cardinal_basis, mean_basis
+from tests.cases import slow
 from tests.models import TINY, logits, model_of, tokens
 
 KEY = jax.random.key(0)
@@ -172,12 +173,10 @@ def test_a_normalised_embedding_has_unit_length_whatever_its_scale():
     "edges",
     [
         (0, 1),
-        (0, 1 / 3, 2 / 3, 1),
-        (0, 0.25, 0.5, 0.75, 1),
-        (0, 0.3, 0.55, 1),
         mixed_edges(6, ODD["dyadic"]),
         (0, 0.1, 0.25, 0.4, 0.8, 1),
         np.arange(13) / 12,
+        *slow([0, 1 / 3, 2 / 3, 1], [0, 0.25, 0.5, 0.75, 1], [0, 0.3, 0.55, 1]),
     ],
 )
 def test_linear_maps_are_corrected_by_the_length_of_each_step(average, nodes, edges):

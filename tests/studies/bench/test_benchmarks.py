@@ -36,6 +36,7 @@ def rows() -> list[dict]:
     return bench_memory.gradient_memory(model, 8, (12, 96), Silent())
 
 
+@pytest.mark.slow
 def test_each_method_needs_less_memory_than_the_one_before(rows):
     deep = {row["gradient"]: row["temporary_bytes"] for row in rows if row["steps"] == 96}
     assert tuple(deep) == bench_memory.METHODS
