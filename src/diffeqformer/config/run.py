@@ -181,6 +181,11 @@ class BaseConfig:
     """Whether the original model was imported, so that the tokens that its tokenizer starts a text with precede
     prompts; assumed if not given."""
 
+    @property
+    def from_imported(self) -> bool:
+        """Whether there is a base, and the original model was imported."""
+        return bool(self.run) and self.imported is not False
+
 
 @dataclass(frozen=True)
 class Config:

@@ -46,7 +46,7 @@ class Run:
         """Whether the model was imported, or made from an imported one, over however many runs."""
         if self.origin in ("trained", "imported"):
             return self.origin == "imported"
-        return self.config.base.imported is not False
+        return self.config.base.from_imported
 
     @property
     def start(self) -> list[int]:

@@ -148,8 +148,7 @@ def samples_of(config: Config, tokenizer: Tokenizer) -> Samples:
 
     **Raises:** `BadInput` as `Samples`.
     """
-    from_imported = config.base.run and config.base.imported is not False
-    start = leading(tokenizer) if from_imported else []
+    start = leading(tokenizer) if config.base.from_imported else []
     return Samples(config.trainer.samples, tokenizer, config.model.context, start)
 
 
