@@ -32,7 +32,7 @@ class Damaged(RunFailed):
 
 
 class Interrupted(DiffEqFormerError):
-    """Ctrl-C or SIGTERM ended the work; it is saved, and this has been reported."""
+    """Ctrl-C, SIGTERM or a callback ended the work; it is saved, and this has been reported."""
 
     exit_code = 130
 

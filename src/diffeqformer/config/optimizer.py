@@ -60,8 +60,8 @@ class OptimizerConfig(Choosing):
 
     learning_rate: float = setting(1e-3, positive=True)
     rule: Literal["adamw", "muon", "adafactor", "lion"] = "adamw"
-    """What moves the parameters of `rule_roles`; AdamW moves the others. Muon's steps have the size of AdamW's, so that
-    one learning rate serves both; its momentum is 0.95. Lion wants a third to a tenth of the learning rate."""
+    """What moves the parameters of `rule_roles`; AdamW moves the others. Muon's steps are scaled to the size of
+    AdamW's; its momentum is 0.95. Lion wants a third to a tenth of the learning rate."""
     rule_roles: tuple[Role, ...] = ("matrix", "time", "adapter")
     """Roles that follow `rule`. Of them Muon takes the matrices alone, stacked or not."""
     schedule: ScheduleSection = ScheduleConfig()

@@ -51,7 +51,8 @@ class TokenCache:
     validation_bytes: int | None
     """UTF-8 bytes of the validation text; `None` if not all of it is predicted or the tokenizer loses some of it."""
     statistics: Document
-    """`name`, `vocabulary`, and for each split `_documents`, `_bytes`, `_tokens`, and `_targets` if not all count."""
+    """`name`, `vocabulary`; for each split `_documents`, `_bytes`, `_tokens`, and `_targets` if not all count; of a
+    mixture, `train_sources`, the tokens of each."""
     content: str
     """Digest of tokens, masks and tokenizer: equal for equal text, wherever and whenever it was read."""
     train_mask: np.memmap | None = None

@@ -57,10 +57,10 @@ def export(
 ) -> Exported:
     """Write a run's model as a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
 
-    If the weights are functions of depth (`time`, `knots`, `shared`), they stay so, and the model runs at any number of
-    steps, unless `steps` is given: then it is populated, as a table of layers. A vanilla table becomes a stock class,
-    such as `GPT2LMHeadModel` or `LlamaForCausalLM`; any other model comes with its class and loads with
-    `trust_remote_code=True`.
+    If the weights depend on depth alone (`time`, `time-shared-mlp`, `knots`, `shared`) and `steps` is not given, they
+    stay so, and the model runs at any number of steps. Any other model is populated, as a table of layers. A vanilla
+    table becomes a stock class, such as `GPT2LMHeadModel` or `LlamaForCausalLM`; any other model comes with its class
+    and loads with `trust_remote_code=True`.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must be empty or not exist; `steps`, the
     number of depth steps to populate the model at; `dtype`, of the tensors, one of float32, bfloat16, float16;

@@ -35,7 +35,8 @@ def with_scheme(
     fixed.
 
     **Raises:** `BadInput` if the scheme does not exist or cannot do this, if the model has a first step of its own
-    length that another scheme would take before adaptive steps, or if the model is a table of layers.
+    length that another scheme would take before adaptive steps, or if the model is a table of layers, which has only
+    its own scheme and fixed steps.
     """
     config = model.config
     if scheme is None:

@@ -74,7 +74,8 @@ class Transformer(eqx.Module):
 
         **Returns:** float32 logits.
 
-        **Raises:** `BadInput` if the text is longer than the context or the model cannot run at `steps`.
+        **Raises:** `BadInput` if `ids` are not tokens of the vocabulary, if the text is longer than the context, or if
+        the model cannot run at `steps`.
         """
         return self.unembed(self.hidden(ids, steps=steps, key=key))
 
@@ -221,6 +222,8 @@ class Transformer(eqx.Module):
         self, ids: Int[Array, "batch position"], start: int | Int[Array, ""] = 0
     ) -> Float[Array, "batch position width"]:
         """Compute the state at depth 0; `start` is the position of the first token.
+
+        **Raises:** `BadInput` if `ids` are not tokens of the vocabulary or too many for the context.
 
         States have the precision of the parameters at any depth, whatever the precision of computation: in bfloat16,
         the error of a sum of many small steps would grow with their number.
