@@ -207,6 +207,13 @@ def test_leading_exponents_are_the_singular_values_of_the_whole_flow_whatever_th
     assert (drawn.leading[0, : output + 1] < wanted).all() and np.isnan(drawn.error).all()
 
 
+@pytest.mark.parametrize("tangents", [None, 4])
+def test_the_leading_exponent_over_depth_ends_at_the_leading_exponent(tangents):
+    """Without refinement the first tangent need not be the one that grows most."""
+    found = pairwise(model_of(TINY), text(), (POSITIONS - 1,), tangents=tangents, iterations=0)
+    np.testing.assert_allclose(found.over_depth[..., -1], found.leading, rtol=1e-6, atol=1e-6)
+
+
 def test_pairwise_of_many_outputs_in_blocks(monkeypatch):
     """Blocks of inputs and several outputs give what one call for one output gives; later tokens do not matter."""
     model, ids = model_of(TINY), text()

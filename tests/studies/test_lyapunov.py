@@ -73,6 +73,8 @@ def test_what_is_drawn_is_the_last_output_up_to_itself():
     assert known.descriptions["pairwise, leading"].startswith("Largest exponent")
     assert part.scores["pairwise, mean"][-1, :2].tolist() == [1.5, 4.5]
     assert "2 of 8 exponents" in part.descriptions["pairwise, mean"]
+    whole = of_pairwise(replace(random, width=2), "6 steps").descriptions["pairwise, leading"]
+    assert whole.startswith("Largest exponent") and "from the unit vectors" in whole
     growth = exponents[..., 0]
     probed = of_end_to_end(EndToEnd((0, 1), growth, growth / 10, exponents), 8, "6 steps")
     assert probed.panel[0].tolist() == [3.0, 5.0] and probed.panel[1].tolist() == [0.3, 0.5]

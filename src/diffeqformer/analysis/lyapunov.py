@@ -48,7 +48,7 @@ class Pairwise(Summarised):
     error: Float[np.ndarray, "output input"]
     """Bound of the leading exponent's error, see `leading_directions`; NaN if first tangents were not refined."""
     over_depth: Float[np.ndarray, "output input step"]
-    """Leading exponent accumulated up to the end of each step."""
+    """Growth up to the end of each step of the tangent whose exponent is the leading one."""
     width: int
     interval: float
     """Length of the whole depth in integration time: divide exponents by it for rates."""
@@ -154,7 +154,7 @@ def pairwise(
                     directions, bound = leading_directions(partial(flow_and_transpose, *of), many, iterations, SETTLED)
                 growth = np.asarray(pairwise_growth(*of, directions))[:, : len(block)]
                 require_finite(np.where(growth == -np.inf, 0, growth), "derivatives")  # -inf where one is zero
-                exponents[row, block], over_depth[row, block] = growth.sum(0), growth[..., 0].cumsum(0).T
+                exponents[row, block], over_depth[row, block] = growth.sum(0), _leading_so_far(growth)
                 error[row, block] = np.broadcast_to(bound, together)[: len(block)]
                 stage.advance(1)
             for found in (exponents, error, over_depth):
@@ -162,6 +162,12 @@ def pairwise(
     lengths = length_taken(model.scheme, model.config.interval * np.asarray(model.grid().lengths))
     found = -np.sort(-exponents, axis=-1), error, over_depth, width, float(np.sum(lengths))
     return Pairwise(outputs, *found, tuple(tokens))
+
+
+def _leading_so_far(growth: Float[np.ndarray, "step input tangent"]) -> Float[np.ndarray, "input step"]:
+    """Add up, step by step, the growth of each input's tangent that has grown most at the end."""
+    so_far = growth.cumsum(0)
+    return np.take_along_axis(so_far, so_far[-1].argmax(-1)[None, :, None], -1)[..., 0].T
 
 
 @jax.jit

@@ -194,7 +194,7 @@ def of_pairwise(found: "Pairwise", grid: str) -> Part:
     whose = "from random first tangents, as in the paper, so they depend on the seed"
     largest = "Growth of a random direction"
     if found.exponents.shape[-1] == found.width:
-        whose, largest = "from the unit vectors as first tangents", "First exponent"
+        whose, largest = "from the unit vectors as first tangents", "Largest exponent"
     if np.isfinite(found.error).any():
         whose, largest = f"error at most {np.nanmax(found.error):.3f}", "Largest exponent"
     scores = {"pairwise, leading": found.leading, "pairwise, mean": found.mean}
