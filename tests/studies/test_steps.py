@@ -1,11 +1,13 @@
 """The page of what each step does: figures show the arrays from depth 0 on, sentences say what they show."""
 
+import dataclasses
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from diffeqformer.analysis.participation import Participation
+from diffeqformer.analysis.participation import Participation, variation_over_depth
 from diffeqformer.studies.steps import (
     by_matrix,
     by_step,
@@ -17,6 +19,7 @@ from diffeqformer.studies.steps import (
     moves_caption,
     result,
 )
+from tests.models import TINY, model_of
 from tests.studies.pictures import WIDTHS, hexed, legend, points
 
 FLAT = Participation(
@@ -63,14 +66,24 @@ def test_a_model_of_one_step_is_told_as_such():
         "After 1 of 3 steps the prediction has settled: its loss is 2.700 nats there and 2.680 at the end, never "
         "further than 0.05 from it, and step 1 alone makes 100 % of the loss's fall from 7.600, that of the bare "
         "embedding. 3 % of the weights' squared size varies over depth (0 % if all steps had the same, at "
-        "least 67 % if they had nothing in common)."
+        "least 30 % if they had nothing in common)."
     )
+    assert "at least 67 % if they" in headline(replace(FLAT, times=np.arange(4) / 3))
     deep = Participation(*(getattr(FLAT, name) for name in ("times",)), np.array([7.6, 4.0, 3.5, 3.0]), *(
         getattr(FLAT, name) for name in ("kl", "length", "attention", "feed_forward", "energy", "rank")
     ))  # fmt: skip
     assert headline(deep).startswith(
         "All 3 steps change the prediction: its loss is 3.000 nats after the last and 3.500"
     )
+
+
+def test_steps_that_have_nothing_in_common_vary_at_least_as_much_as_the_sentence_says():
+    """Layers that are drawn independently, of which the first takes 0.7 of the depth."""
+    model = model_of(dataclasses.replace(TINY, weights="layer", first_step=0.7))
+    grid = model.grid()
+    energy, _ = variation_over_depth(model.weights.table(grid, model.scheme.nodes), grid.lengths)
+    said = re.search(r"at least (\d+) % if they had nothing", headline(replace(FLAT, energy=energy)))
+    assert said is not None and float(said[1]) == 30 and min(energy.values()) == pytest.approx(0.465, abs=0.08)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

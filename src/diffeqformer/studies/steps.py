@@ -163,7 +163,9 @@ def headline(found: "Participation") -> str:
             f"After {settled} of {steps} steps the prediction has settled: its loss is {found.loss[settled]:.3f} nats "
             f"there and {found.loss[-1]:.3f} at the end, never further than {NEAR:g} from it"
         )
-    scale = f" (0 % if all steps had the same, at least {100 * (1 - 1 / steps):.0f} % if they had nothing in common)"
+    # The mean of orthogonal rows accounts for at most the longest step's share of depth; 1 / steps if all are equal.
+    apart = 100 * (1 - np.diff(found.times).max())
+    scale = f" (0 % if all steps had the same, at least {apart:.0f} % if they had nothing in common)"
     varies = f"{100 * energy:.0f} % of the weights' squared size varies over depth{scale if steps > 1 else ''}."
     if same_weights(found):
         varies = "All steps have the same weights." if steps > 1 else ""
