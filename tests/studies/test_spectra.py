@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 
-from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum
+from diffeqformer.analysis.spectra import RADIUS, SHARE, Spectra, Spectrum, spectra
 from diffeqformer.config import (
     Config,
     DepthConfig,
@@ -219,6 +219,21 @@ def test_of_a_model_of_one_depth_the_steps_alone_are_shown():
     assert not any("Curves are made" in line for line in said)
     drawn = real_parts([("m", found)], "QK").subfigs[0].axes[0].collections[0]
     assert drawn.get_array().shape == (found.pairs["QK"].eigenvalues.shape[-1], found.steps("QK").sum())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "qk", "ff"),
+    [
+        ("euler", "a step", "a step"),
+        ("heun", "a time at which steps take weights", "a time at which steps take weights"),
+        ("macaron", "a step", "a time at which steps take weights"),
+    ],
+)
+def test_a_column_is_called_a_step_only_where_a_step_has_one(scheme, qk, ff):
+    found = spectra(model_of(dataclasses.replace(TINY, scheme=scheme)), times=0)
+    said = {one.name: one.caption for one in figures([("m", found)])}
+    assert said["real-parts-qk"].endswith(f" Each column is {qk}.")
+    assert said["real-parts-ff"].endswith(f" Each column is {ff}.")
 
 
 @pytest.mark.parametrize(

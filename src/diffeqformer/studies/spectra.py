@@ -210,7 +210,9 @@ def _real_parts_caption(pair: str, models: Models) -> str:
     of = {"QK": "W_Q W_Kᵀ of every head", "OV": "W_V W_O of every head", "FF": "W_up W_down"}
     what = of.get(pair) or f"W_up W_down over {pair.split()[1]} of the hidden units, drawn at random"
     continuous = any(found.continuous for _, found in models)
-    marks = " Marks above: the steps of the forward pass." if continuous else " Each column is a step."
+    once = all(found.steps(pair).sum() == len(found.edges) - 1 for _, found in models)
+    column = "a step" if once else "a time at which steps take weights"
+    marks = " Marks above: the steps of the forward pass." if continuous else f" Each column is {column}."
     said = f"Real parts of the eigenvalues of {what}, sorted at each time, over depth"
     return f"{said} (the paper's figure 2, appendix E).{marks}"
 
