@@ -8,7 +8,7 @@ import pytest
 from diffeqformer.analysis.end_to_end import EndToEnd
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.report.figures import save
-from diffeqformer.studies.lyapunov import headline, most_sensitive, of_end_to_end, of_pairwise
+from diffeqformer.studies.lyapunov import headline, most_sensitive, of_end_to_end, of_pairwise, over_depth_caption
 from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
 from tests.studies.pictures import WIDTHS, points
 
@@ -79,6 +79,13 @@ def test_what_is_drawn_is_the_last_output_up_to_itself():
     probed = of_end_to_end(EndToEnd((0, 1), growth, growth / 10, exponents), 8, "6 steps")
     assert probed.panel[0].tolist() == [3.0, 5.0] and probed.panel[1].tolist() == [0.3, 0.5]
     assert probed.scores["end-to-end, leading"][1, 1] == 5.0 and set(probed.scores) == set(probed.descriptions)
+
+
+@pytest.mark.parametrize(("last", "whose"), [(2, "each of its inputs."), (4, "each of its inputs."), (5, "the five")])
+def test_five_inputs_are_named_only_where_there_are_more(last, whose):
+    assert f"“{'abcdef'[last]}”: its pairwise exponents up to each time, for {whose}" in over_depth_caption(
+        tuple("abcdef"), last, min(5, last + 1)
+    )
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -103,10 +103,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         parts["pairwise, leading"] = of_pairwise(found, grid)
         pieces = {f"{i} {clean(tokens[i])[:14]}": found.over_depth[-1, i] for i in most_sensitive(found)}
         times = np.asarray(model.grid(arguments.steps).edges)
-        said = (
-            f"The last output, token {last}, “{tokens[last]}”: its pairwise exponents up to each time, for the five "
-            "inputs whose exponents are largest at the end."
-        )
+        said = over_depth_caption(tokens, last, len(pieces))
         drawn = (both_widths("over_depth", said, exponents_over_depth, times, pieces, output=last),)
     probed = None
     if arguments.method != "pairwise":
@@ -186,6 +183,12 @@ def headline(
         f"({method}{beside}). {arrives} {grown(exponents[output])} times{worst(output)}; the states themselves "
         f"become {factor(float(growth))} times as large over depth (root mean square)."
     )
+
+
+def over_depth_caption(tokens: tuple[str, ...], last: int, shown: int) -> str:
+    """Write the caption of the exponents over depth; `shown`, of how many inputs."""
+    whose = "each of its inputs" if shown > last else "the five inputs whose exponents are largest at the end"
+    return f"The last output, token {last}, “{tokens[last]}”: its pairwise exponents up to each time, for {whose}."
 
 
 def of_pairwise(found: "Pairwise", grid: str) -> Part:
