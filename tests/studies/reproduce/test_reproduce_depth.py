@@ -310,6 +310,12 @@ def test_without_the_elastic_model_nothing_is_judged():
     assert all("Criteria" not in table.caption for table in result_of(alone).tables)
 
 
+def test_the_headline_tells_how_near_losses_are_in_nats():
+    """0.005 nats are half a per cent of perplexity, but a sixth of one of a loss of 2.9 nats."""
+    said = headline([*records(seeds=1), record("elastic", 8, 2.904)])
+    assert "2.904 at 8 and 2.900 at 16 steps, lowest at 16, from 8 on within 0.005 nats of that." in said
+
+
 def test_the_page_says_that_freed_blocks_begin_with_the_first_batches_again():
     both = [record("elastic", 2, 3.0, 0), record("freed", 2, 2.5, 0)]
     said = [" ".join(result_of(some).findings) for some in (both, both[:1])]

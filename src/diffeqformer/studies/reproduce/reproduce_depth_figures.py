@@ -295,7 +295,7 @@ def headline(records: Sequence[Record]) -> str:
     flat = min(
         steps for steps in elastic if all(elastic[n] <= elastic[best] + RISE for n in elastic if steps <= n <= best)
     )
-    lowest = f"lowest at {best}" + (f", from {flat} on within {100 * RISE:.1f} % of that" if flat < best else "")
+    lowest = f"lowest at {best}" + (f", from {flat} on within {RISE:g} nats of that" if flat < best else "")
     return f"One checkpoint has a loss of {ends} steps, {lowest}. {said}"
 
 
