@@ -18,6 +18,7 @@ from diffeqformer.studies.reproduce import reproduce_lift
 from diffeqformer.studies.reproduce.reproduce_lift import (
     NAMES,
     Arguments,
+    about,
     planned,
     result_of,
     study,
@@ -41,6 +42,13 @@ def test_marks_are_stricter_at_the_models_own_depth():
     assert judged == {"at 3": "holds", "at 4": "holds", "at 6": "fails", "at 8": "fails", "at 12": "holds"}
     assert result.findings[0].startswith("3 of 5 marks hold for a lifted model of 6 layers")
     assert result.tables[1].rows[0] == (NAMES["dedicated"], *["20.00"] * 5)
+
+
+@pytest.mark.parametrize(("seeds", "said"), [((0,), "One seed, so a small"), ((0, 1), "Means over 2 seeds.")])
+def test_a_single_seed_is_no_mean(seeds, said):
+    config = {"model": {"vocabulary": 9, "width": 8, "heads": 2, "context": 4}, "trainer": {"batch_size": 2}}
+    found = {"models": [{"config": config}], "corpus": {"name": "text", "train_tokens": 99}}
+    assert f"each fine-tuning: 250. {said}" in about(found, Arguments(seeds=seeds))
 
 
 def test_what_is_fine_tuned_at_one_depth_begins_with_layers_in_order():

@@ -258,9 +258,10 @@ def about(found: Values, arguments: Arguments) -> str:
     """Describe in one paragraph what was trained on what."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]
-    tokens = t["batch_size"] * m["context"]
+    tokens, seeds = t["batch_size"] * m["context"], len(arguments.seeds)
+    trained = f"Means over {seeds} seeds." if seeds > 1 else "One seed, so a small difference may be due to chance."
     return (
         f"{corpus['name']}: {corpus['train_tokens']:,} training tokens, vocabulary of {m['vocabulary']:,}. Width "
         f"{m['width']}, {m['heads']} heads, context {m['context']}. Pretraining: {arguments.pretraining:,} updates of "
-        f"{tokens:,} tokens; each fine-tuning: {arguments.finetuning:,}. Means over {len(arguments.seeds)} seeds."
+        f"{tokens:,} tokens; each fine-tuning: {arguments.finetuning:,}. {trained}"
     )
