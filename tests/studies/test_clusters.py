@@ -160,6 +160,9 @@ def test_rows_are_the_ends_and_the_sentences_follow_from_them(hidden):
         "Clusters left at the end, out of those at the start: particles, 2 of 5 with f = τ, 4 with f = 1 (shared); "
         "sphere, 3 of 6 for every f."
     )
+    tied = [*both, both[0] | {"order": 2}]
+    assert finding(tied).endswith("particles, 2 of 5 with f = τ, 4 with f = 1 (shared) and f = τ².")
+    assert finding(sphere[:1]).endswith(": sphere, 3 of 6 with f = 1 (shared).")
     rows = means_of(hidden, (0.25, 0.5))
     relative = [float((hidden.measures.distance[i] / hidden.norm[i]).mean()) for i in (0, -1)]
     assert [rows[i]["relative_distance"] for i in (0, -1)] == pytest.approx(relative)

@@ -13,7 +13,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import depths, digits
+from diffeqformer.report.text import depths, digits, join
 from diffeqformer.studies.clusters_text import distances, gathering
 from diffeqformer.studies.inputs import Files, described, evaluation_windows, folder_for, ids_of, require_usual
 from diffeqformer.studies.study import Result
@@ -208,19 +208,18 @@ def growth_name(order: int) -> str:
 
 
 def finding(rows: Sequence[Values]) -> str:
-    """State for every motion which order leaves the fewest clusters, and which the most."""
+    """State for every motion which orders leave the fewest clusters, and which the most."""
     from diffeqformer.analysis.clusters import SPHERES
 
     said = []
     for variant in dict.fromkeys(row["variant"] for row in rows):
         own = [row for row in rows if row["variant"] == variant]
         name = "clusters" if variant in SPHERES else "clusters_of_present"
-        start = f"{own[0][name][0]:.3g}"
-        ends = [pick(own, key=lambda row: row[name][1]) for pick in (min, max)]
-        least, most = (f"{row[name][1]:.3g}" for row in ends)
-        first, last = (growth_name(row["order"]) for row in ends)
-        same = ends[0][name][1] == ends[1][name][1]
-        said.append(f"{variant}, {least} of {start} {'for every f' if same else f'with {first}, {most} with {last}'}")
+        least, most = (pick(row[name][1] for row in own) for pick in (min, max))
+        leave = lambda left, own=own, name=name: join([growth_name(r["order"]) for r in own if r[name][1] == left])
+        few = "for every f" if least == most and len(own) > 1 else f"with {leave(least)}"
+        many = "" if least == most else f", {most:.3g} with {leave(most)}"
+        said.append(f"{variant}, {least:.3g} of {own[0][name][0]:.3g} {few}{many}")
     return f"Clusters left at the end, out of those at the start: {'; '.join(said)}."
 
 
