@@ -279,6 +279,8 @@ def test_the_headline_tells_whose_signs_turn_first():
     )
     near = headline(spectra_of(radii, shares | {"QK": [0.43, 0.44, 0.44, 0.45]}))
     assert "QK (which tokens heads attend to) stay half and half (43 % → 45 %)" in near
+    passing = headline(spectra_of(radii, shares | {"QK": [0.67, 0.6, 0.5, 0.71]}))
+    assert "QK (which tokens heads attend to) turn half and half on the way and back (67 % → 50 % at step 3" in passing
     least = headline(spectra_of(radii, shares | {"QK": [0.38, 0.39, 0.4, 0.43]}))
     assert "QK (which tokens heads attend to) stay half and half (38 % → 43 %)" in least
     assert other.index("OV (what") < other.index("QK (which") < other.index("FF (the")

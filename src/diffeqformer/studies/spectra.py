@@ -266,7 +266,7 @@ def headline(found: "Spectra") -> str:
     for pair, does in WHAT.items():
         values = _of_steps(found, pair, SHARE)
         first, last = _mostly(values[0]), _mostly(values[-1])
-        others = [one for one in map(_mostly, values[turns(values, SHARE)]) if one not in (first, HALVES)]
+        others = [one for one in map(_mostly, values[turns(values, SHARE)]) if one not in (first, last)]
         rank, does_what = (
             (0, f"turn from {first} to {last}")
             if first != last and abs(values[-1] - values[0]) > TURN
