@@ -18,6 +18,7 @@ from diffeqformer.studies.steps import (
     movement_by_step,
     moves_caption,
     result,
+    tuned_finding,
 )
 from tests.models import TINY, model_of
 from tests.studies.pictures import WIDTHS, hexed, legend, points
@@ -47,6 +48,13 @@ def test_losses_are_drawn_from_before_the_first_step(width):
     table = by_step(FLAT, tuned=(FLAT.loss / 2, FLAT.kl / 2))
     assert table.columns[-2:] == ("tuned loss", "tuned KL") and table.rows[1][-2:] == ("1.350", "0.050")
     assert first.get_ylabel() == "loss (nats per token)" and second.get_ylabel().startswith("KL to the last")
+
+
+@pytest.mark.parametrize(("by", "why"), [(0.5, "the difference is what"), (1.5, "these probes found nothing")])
+def test_a_tuned_lens_that_is_no_better_is_not_said_to_find_anything(by, why):
+    said = tuned_finding(FLAT, (FLAT.loss, by * FLAT.kl))
+    assert f"is {by * FLAT.kl[:-1].mean():.3f} nats. The plain lens has 1.707: {why}" in said
+    assert "other texts, the mean" in said  # which may be those of --data, and of no split
 
 
 @pytest.mark.parametrize("width", WIDTHS)

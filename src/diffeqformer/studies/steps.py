@@ -220,10 +220,14 @@ def moves_caption(found: "Participation") -> str:
 def tuned_finding(found: "Participation", tuned: Probes) -> str:
     """Compare the divergence from the last prediction by a tuned lens with that by the plain lens."""
     near, far = tuned[1][:-1].mean(), found.kl[:-1].mean()
+    why = (
+        "the difference is what these states express in another basis than the head's"
+        if near < far
+        else "these probes found nothing that the head misses"
+    )
     return (
-        f"With a tuned lens, an affine probe per step trained on as many other texts of the split, the mean divergence "
-        f"from the last prediction, over the states before the last, is {near:.3f} nats. The plain lens has {far:.3f}: "
-        "the difference is what these states express in another basis than the head's."
+        "With a tuned lens, an affine probe per step trained on as many other texts, the mean divergence from the last "
+        f"prediction, over the states before the last, is {near:.3f} nats. The plain lens has {far:.3f}: {why}."
     )
 
 
