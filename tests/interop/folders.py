@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from safetensors.numpy import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from diffeqformer.interop.exporting import QWEN2
 
 TRUTH = Path(__file__).parents[1] / "truth"
 WORDS = ["the", "a", "one", "cat", "dog", "river", "sees", "eats", "likes", "stars", "fish", "songs"]
@@ -64,6 +66,14 @@ def word_tokenizer() -> Tokenizer:
     names = ["</s>", "<unk>", *WORDS]
     tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def qwen_tokenizer() -> Tokenizer:
+    """The same words, but text is split as Qwen 2's tokenizer does."""
+    tokenizer, split = word_tokenizer(), pre_tokenizers.Split(Regex(QWEN2), "isolated")
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     return tokenizer
 
 

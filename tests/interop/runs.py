@@ -13,7 +13,7 @@ from diffeqformer.config import (
     RotaryScalingConfig,
 )
 from diffeqformer.runs.opening import Run
-from tests.interop.folders import word_tokenizer
+from tests.interop.folders import qwen_tokenizer, word_tokenizer
 from tests.models import KINDS, ONE_MLP, TINY, model_of
 
 SCALING = RotaryScalingConfig(factor=4.0, original_context=8)
@@ -81,4 +81,5 @@ STOCK = {
 def run_of(model: ModelConfig | str, folder: Path = Path("runs/tiny")) -> Run:
     """A run of a config, or of one of `EXPORTED`."""
     config = EXPORTED[model] if isinstance(model, str) else model
-    return Run(folder, Config(run=str(folder), model=config), word_tokenizer(), model_of(config), 3)
+    tokenizer = qwen_tokenizer() if config == EXPORTED["qwen 2"] else word_tokenizer()
+    return Run(folder, Config(run=str(folder), model=config), tokenizer, model_of(config), 3)

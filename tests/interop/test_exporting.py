@@ -117,6 +117,20 @@ def test_what_is_exported_can_be_imported(kind, steps, tmp_path):
     assert opened.tokenizer.encode("the cat").ids == run.tokenizer.encode("the cat").ids
 
 
+def test_a_model_like_qwen_2_with_another_tokenizer_has_a_class_of_its_own(tmp_path):
+    """Transformers would split text as Qwen 2 does."""
+    run = run_of("qwen 2")
+    assert export(run, tmp_path / "stock").architecture == "Qwen2ForCausalLM"
+    run = dataclasses.replace(run, tokenizer=word_tokenizer())
+    assert export(run, tmp_path / "own").architecture == "DiffEqFormerForCausalLM"
+    found = by_path(from_huggingface(tmp_path / "own"))
+    for name, array in by_path(run.model).items():
+        np.testing.assert_array_equal(found[name], array, name)
+    adapted = run_of(dataclasses.replace(run.config.model, weights=LayerConfig(lora=LoRAConfig(rank=2))))
+    with pytest.raises(BadInput, match="has query biases as Qwen 2, but not its tokenizer"):
+        export(adapted, tmp_path / "apart", adapter=True)
+
+
 @pytest.mark.parametrize(("kind", "stock"), [("vanilla", "GPT2LMHeadModel"), *slow(("llama 3", "LlamaForCausalLM"))])
 def test_a_table_with_layers_left_out_is_a_stock_model_of_fewer_layers(kind, stock, tmp_path):
     run = run_of(kind)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import LoRAConfig
+from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.interop.exporting import export
 from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.model.generate import generate
@@ -188,6 +189,18 @@ def test_pipeline(kind, tmp_path):
     assert lengths == [12, 7, 9]  # the context, where no length is given
     several = pipe(["the cat", text], do_sample=False, max_new_tokens=4, batch_size=2)
     assert [part[0]["generated_text"].startswith(start) for part, start in zip(several, ["the cat", text], strict=True)]
+
+
+def test_the_tokenizer_of_a_model_like_qwen_2_stays_as_it_is(tmp_path):
+    """Qwen's own class would read every digit as a token."""
+    from transformers import AutoTokenizer
+
+    text = "in 1234 the cat sees 12 dogs"
+    run = run_of(dataclasses.replace(EXPORTED["qwen 2"], vocabulary=280))
+    run = dataclasses.replace(run, tokenizer=train_tokenizer([text] * 9, 280))
+    export(run, tmp_path / "made")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made", trust_remote_code=True)
+    assert tokenizer(text)["input_ids"] == run.tokenizer.encode(text).ids
 
 
 @pytest.mark.parametrize("kind", ["diffeqformer", "one mlp, strang"])

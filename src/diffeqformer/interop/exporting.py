@@ -15,13 +15,14 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from diffeqformer.config import LayerConfig
 from diffeqformer.data.beside import SPECIAL, chat_template, special_tokens
 from diffeqformer.data.tokenizer import adding_nothing, end_of_text
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.card import Exported, model_card
-from diffeqformer.interop.families import OWN, is_continuous
+from diffeqformer.interop.families import OWN, is_continuous, kind_of
 from diffeqformer.interop.huggingface import CONFIG, to_huggingface
 from diffeqformer.interop.peft import save_adapter
 from diffeqformer.interop.tensors import DTYPES, write_tensors
@@ -44,6 +45,10 @@ AUTO = {
 }
 """The class in these files that each of Transformers' Auto classes loads."""
 ADAPTER = "adapter"
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""How Qwen 2's tokenizer splits text. Transformers 5 splits so for any model of this type, whatever its files say."""
 
 
 def export(
@@ -59,8 +64,8 @@ def export(
 
     If the weights depend on depth alone (`time`, `time-shared-mlp`, `knots`, `shared`) and `steps` is not given, they
     stay so, and the model runs at any number of steps. Any other model is populated, as a table of layers. A vanilla
-    table becomes a stock class, such as `GPT2LMHeadModel` or `LlamaForCausalLM`; any other model comes with its class
-    and loads with `trust_remote_code=True`.
+    table becomes a stock class, such as `GPT2LMHeadModel` or `LlamaForCausalLM`; any other model, and one like Qwen 2
+    with another tokenizer, comes with its class and loads with `trust_remote_code=True`.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must be empty or not exist; `steps`, the
     number of depth steps to populate the model at; `dtype`, of the tensors, one of float32, bfloat16, float16;
@@ -91,7 +96,13 @@ def export(
     model = run.model.without_adapters() if adapter else run.model.merge()
     continuous = steps is None and is_continuous(model.config)
     model = model if continuous else model.populate(steps)
-    settings, tensors = to_huggingface(model)
+    own = kind_of(model.config) == "qwen2" and not _splits_as_qwen2(run.tokenizer)
+    if own and adapter:
+        raise BadInput(
+            f"run {str(run.folder)!r} has query biases as Qwen 2, but not its tokenizer, which Transformers would use; "
+            "it needs a class of its own, from which adapters cannot be read back; without --adapter they are merged."
+        )
+    settings, tensors = to_huggingface(model, own)
     special, ids, stops = _special(run)
     tokenizer = run.tokenizer if run.from_imported else adding_nothing(run.tokenizer)
     own_code, (architecture,) = settings["model_type"] == OWN, settings["architectures"]
@@ -119,6 +130,13 @@ def export(
         write_whole(aside / "README.md", model_card(run, made, adapter))
         write_sums(aside)
     return made
+
+
+def _splits_as_qwen2(tokenizer: Tokenizer) -> bool:
+    found = json.loads(tokenizer.to_str())
+    parts = (found["pre_tokenizer"] or {}).get("pretokenizers", [])
+    patterns = [part.get("pattern", {}).get("Regex", part["type"]) for part in parts]
+    return patterns == [QWEN2, "ByteLevel"] and found["normalizer"] == {"type": "NFC"}
 
 
 def _special(run: Run) -> tuple[dict[str, str], dict[str, int | None], dict[str, list[int]]]:

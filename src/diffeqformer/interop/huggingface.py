@@ -17,7 +17,7 @@ import numpy as np
 from diffeqformer.config import Config, ModelConfig, validate
 from diffeqformer.data.beside import GENERATION, SETTINGS, SPECIAL, TEMPLATE
 from diffeqformer.errors import BadInput
-from diffeqformer.interop.families import FAMILIES, HEAD, Family, kind_of
+from diffeqformer.interop.families import FAMILIES, HEAD, OWN, Family, kind_of
 from diffeqformer.interop.tensors import INDEX, Stored, find_tensors, read_json, require_folder
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
@@ -161,17 +161,17 @@ def from_huggingface(folder: str | Path, progress: Progress | None = None) -> Tr
     return open_huggingface(folder).read(progress)
 
 
-def to_huggingface(model: Transformer) -> tuple[Document, dict[str, np.ndarray]]:
+def to_huggingface(model: Transformer, own: bool = False) -> tuple[Document, dict[str, np.ndarray]]:
     """Convert a model for Transformers: the settings of config.json, and the tensors by name.
 
-    **Arguments:** `model`, without adapters.
+    **Arguments:** `model`, without adapters; `own`, whether it is our own class even if Transformers has one.
 
     **Returns:** the settings, `model_type` and `architectures` included; the tensors, in float32, as views.
 
     **Raises:** `BadInput` if Transformers has no class for the model, and our own class lacks its field or scheme.
     """
     config = replace(model.config, tied=model.head is None)
-    kind = kind_of(config)
+    kind = OWN if own else kind_of(config)
     family, arrays = FAMILIES[kind], by_path(model)
     settings = {"model_type": kind, "architectures": [family.architecture], **family.values(config)}
     tensors = {}
