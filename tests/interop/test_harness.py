@@ -304,7 +304,7 @@ def test_what_it_is_and_what_it_refuses():
                 ({"temperature": 1.0, "top_k": 10**6}, "top-k is 1000000, but must be between 1 and"),
                 ({"temperature": 1.0, "top_p": 0.0}, "top-p is 0.0, but must be above 0"),
                 ({"num_beams": 4}, "num_beams is 4, but must be 1"),
-                ({"do_sample": True}, "do_sample is True, but temperature is not given"),
+                ({"do_sample": True}, "do_sample is True, but temperature is 0 or not given"),
                 ({"repetition_penalty": 1.2}, "the task's generation_kwargs have repetition_penalty, but only"),
             )
         ),

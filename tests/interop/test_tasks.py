@@ -104,6 +104,23 @@ def test_evaluations_with_other_settings_of_generation_stand_side_by_side(folder
     assert "answers-3-steps-temperature-0.7-do_sample-True-lie-trotter.json" in {path.name for path in found}
 
 
+@pytest.mark.parametrize(
+    ("given", "new", "temperature"),
+    [("max_new_tokens=1", 1, 0.0), ("temperature=0.7", 4, 0.7), ("temperature=0.7,do_sample=False", 4, 0.0)],
+)
+def test_settings_of_generation_override_those_of_the_task(
+    folder, tasks, tmp_path, monkeypatch, given, new, temperature
+):
+    """Also those that the task gives by another name, or that not sampling would make void."""
+    text = (tasks / "answers.yaml").read_text().replace("max_gen_toks: 4", "max_gen_toks: 4, do_sample: false")
+    (tmp_path / "answers.yaml").write_text(text)
+    plans, run = [], replace(harness.load_run(folder), folder=tmp_path)
+    made = lambda _, requests, **__: [plans.append(harness._plan(one.args[1], 9, 12, 40)) or "" for one in requests]
+    monkeypatch.setattr(harness.DiffEqFormerLM, "generate_until", made)
+    list(evaluate_tasks(run, Tasks(["answers"], [str(tmp_path)]), gen_kwargs=given))
+    assert {(plan.new_tokens, plan.temperature) for plan in plans} == {(new, temperature)}
+
+
 def test_the_papers_tables_evaluate_what_is_missing(folder, tasks, few_tasks, tmp_path):
     words = {}
     for name in ("gpt", "diffeqformer"):
@@ -175,6 +192,7 @@ def test_nothing_is_left_of_a_task_that_fails(folder, tasks, capsys):
         ),
         ("temperature=0.5,top_p", "gen_kwargs has top_p without a value; write top_p=VALUE."),
         ("max_gen_toks=abc", "max_gen_toks is 'abc', but must be a whole number."),
+        ("max_gen_toks=2,max_tokens=3", "gen_kwargs has max_gen_toks and max_tokens, names of the same number"),
         ("temperature=hot", "temperature is 'hot', but must be a number."),
     ):
         assert main([*words, "answers", "--gen-kwargs", given]) == 2 and said in capsys.readouterr().err

@@ -302,7 +302,7 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise BadInput(f"temperature is {shown(temperature)}, but must be a number.")
     if settings.get("do_sample") and not temperature > 0:
-        raise BadInput("do_sample is True, but temperature is not given; give one above 0, or leave do_sample out.")
+        raise BadInput("do_sample is True, but temperature is 0 or not given; give one above 0, or no do_sample.")
     temperature = float(temperature) if settings.get("do_sample", True) else 0.0
     top_k, top_p = settings.get("top_k") or None, settings.get("top_p")  # 0 is none, as in Transformers
     require_choice(vocabulary, temperature, top_k, top_p)

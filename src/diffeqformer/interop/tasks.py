@@ -116,12 +116,14 @@ def evaluate_tasks(
     from lm_eval import simple_evaluate  # pyright: ignore[reportMissingImports]
     from lm_eval.utils import simple_parse_args_string  # pyright: ignore[reportMissingImports]
 
-    from diffeqformer.interop.harness import DiffEqFormerLM, require_known
+    from diffeqformer.interop.harness import LENGTHS, DiffEqFormerLM, require_known
 
     evaluate: Any = simple_evaluate  # and the class are typed by the installed version, if it is installed
     harness_model: Any = DiffEqFormerLM
     progress = progress or Silent()
-    require_known(simple_parse_args_string(gen_kwargs or None) or {})
+    asked = simple_parse_args_string(gen_kwargs or None) or {}
+    require_known(asked)
+    asked = _overriding(asked, LENGTHS)
     model = harness_model(run, steps, scheme, batch_size=batch_size, progress=progress)
     for task, loaded in tasks.loaded.items():
         progress.say(f"{task} …")
@@ -133,7 +135,7 @@ def evaluate_tasks(
                 # The harness takes a float below 1 for a share of the items.
                 limit=limit if limit is None or limit < 1 else int(limit),
                 bootstrap_iters=RESAMPLES,
-                gen_kwargs=gen_kwargs or None,
+                gen_kwargs=asked or None,
                 task_manager=tasks.manager,
             )
         assert found is not None  # this is the only process
@@ -158,6 +160,23 @@ def evaluate_tasks(
         }
         _write(run.folder / FOLDER / f"{_file_name(document, num_fewshot)}.json", document)
         yield document
+
+
+def _overriding(asked: Document, lengths: Sequence[str]) -> Document:
+    """Return a user's generation settings so that none of a task's own takes precedence.
+
+    A task may name the number of new tokens by the first of `lengths`, which is the one that is read, and may say not
+    to sample, which sets the temperature to 0.
+
+    **Raises:** `BadInput` for two names of the number of new tokens.
+    """
+    named = [name for name in lengths if name in asked]
+    if len(named) > 1:
+        raise BadInput(f"gen_kwargs has {' and '.join(named)}, names of the same number of new tokens; give one.")
+    found = {lengths[0] if name in named else name: value for name, value in asked.items()}
+    if isinstance(temperature := asked.get("temperature"), int | float):
+        found.setdefault("do_sample", temperature > 0)
+    return found
 
 
 def summary(document: Document) -> list[Document]:
