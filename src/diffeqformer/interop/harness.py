@@ -147,7 +147,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = True) -> list[float]:
-        """Compute `log p(text)` in nats; each token is predicted once, from as many before it as fit in the context."""
+        """Compute `log p(text)` in nats; each token is predicted once, in pieces of the context's length."""
         texts = [request.args[0] for request in requests]
         scored = self._score([([self.prefix_token_id], self.tok_encode(text, False)) for text in texts])
         for text, (nats, _) in zip(texts, scored, strict=True):
@@ -189,7 +189,7 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         """Compute each continuation's log-probability after its context, and whether it is the greedy continuation.
 
         A context that is too long loses its beginning. A continuation longer than the model's context is predicted in
-        pieces, each token from as many before it as fit.
+        pieces of that length, each after one token of the text before it, the last after as many as fit.
         """
         pieces = [_Piece(i, *piece) for i, pair in enumerate(pairs) for piece in _windows(*pair, self.max_length)]
         nats, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
