@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from diffeqformer.config import BaseConfig, Config, ModelConfig, TrainerConfig
 from diffeqformer.data.beside import SPECIAL
+from diffeqformer.data.tokenizer import encode, plain_text
 from diffeqformer.errors import BadInput
 from diffeqformer.runs import sampling
 from diffeqformer.runs.sampling import continue_text
@@ -65,6 +66,14 @@ def test_prompts_during_training_begin_as_the_imported_models_texts(tokenizer, b
             samples_of(config, tokenizer)
         config = dataclasses.replace(config, model=ModelConfig(context=4))
     assert samples_of(config, tokenizer).start == start
+
+
+def test_prompts_and_texts_during_training_have_the_special_tokens_of_the_imported_model(tokenizer, tmp_path):
+    config = Config(base=BaseConfig("base"), model=ModelConfig(context=4), trainer=TrainerConfig(samples=("a b",)))
+    (tmp_path / SPECIAL).write_text(json.dumps({"eos_token": "rt"}))
+    samples = samples_of(config, plain_text(tokenizer), tmp_path)
+    assert encode(samples.tokenizer, "<s>") == [1]
+    assert sampling._texts(samples.tokenizer, "a", jnp.asarray([[3, 4, 5, 2]]), samples.stops) == [" Pa b"]
 
 
 def test_a_start_stands_before_the_prompt_and_takes_room(tokenizer, monkeypatch):

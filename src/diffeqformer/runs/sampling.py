@@ -84,13 +84,20 @@ def continue_text_with_drafts(
 class Samples(Callback):
     """Continues prompts greedily at each evaluation during training, and logs the texts to `metrics.jsonl`.
 
-    **Arguments:** `prompts`; `tokenizer`; `context` of the model; `start`, tokens before each prompt.
+    **Arguments:** `prompts`; `tokenizer`; `context` of the model; `start` and `stops` as for `continue_text`.
 
     **Raises:** `BadInput` for a prompt that is empty or fills the context.
     """
 
-    def __init__(self, prompts: Sequence[str], tokenizer: Tokenizer, context: int, start: Sequence[int] = ()):
-        self.prompts, self.tokenizer, self.start = prompts, tokenizer, start
+    def __init__(
+        self,
+        prompts: Sequence[str],
+        tokenizer: Tokenizer,
+        context: int,
+        start: Sequence[int] = (),
+        stops: Sequence[int] = (),
+    ):
+        self.prompts, self.tokenizer, self.start, self.stops = prompts, tokenizer, start, stops
         for prompt in prompts:
             if not 0 < (count := len(encode(tokenizer, prompt))) < context - len(start):
                 must = f"but must have between 1 and {context - len(start) - 1}"
@@ -98,7 +105,9 @@ class Samples(Callback):
 
     def evaluated(self, now: Now, loss: float) -> None:
         for prompt in self.prompts:
-            (text,) = continue_text(now.state.result, self.tokenizer, prompt, temperature=0.0, start=self.start)
+            (text,) = continue_text(
+                now.state.result, self.tokenizer, prompt, temperature=0.0, start=self.start, stops=self.stops
+            )
             now.logged.append({"kind": "sample", "step": now.step, "prompt": prompt, "text": text})
 
 

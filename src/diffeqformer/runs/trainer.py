@@ -16,11 +16,11 @@ import jax
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, validate
-from diffeqformer.data.beside import beside_tokenizer
+from diffeqformer.data.beside import beside_tokenizer, special_tokens
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
-from diffeqformer.data.tokenizer import end_of_text, leading, vocabulary_size
+from diffeqformer.data.tokenizer import end_of_text, leading, reading_special_tokens, vocabulary_size
 from diffeqformer.errors import BadInput, Damaged, Diverged, RunFailed, reason
 from diffeqformer.evaluation.perplexity import evaluate
 from diffeqformer.model.build import Build, require_no_own
@@ -113,7 +113,8 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
     if isinstance(batches, Stream):
         recipe = replace(recipe, callbacks=(Remembered(batches), *recipe.callbacks))
     if config.trainer.samples:
-        recipe = replace(recipe, callbacks=(*recipe.callbacks, samples_of(config, tokens.tokenizer)))
+        samples = samples_of(config, tokens.tokenizer, base.folder if base else folder.path)
+        recipe = replace(recipe, callbacks=(*recipe.callbacks, samples))
     with folder.held(tokens, beginning.bytes, beside_tokenizer(base.folder, base.tokenizer) if base else {}):
         state, resumed = beginning.state(progress)
         step = int(state.step)
@@ -143,13 +144,21 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
         return TrainResult(folder.path, folder.config, state.result, tokens, entry)
 
 
-def samples_of(config: Config, tokenizer: Tokenizer) -> Samples:
-    """Return the callback of `trainer.samples`; as in `sample`, an imported model's texts begin as in its training.
+def samples_of(config: Config, tokenizer: Tokenizer, beside: Path | None = None) -> Samples:
+    """Return the callback of `trainer.samples`. As in `sample`, an imported model's texts begin and end as in its
+    training, and the names of special tokens in prompts stand for these.
+
+    **Arguments:** `beside`, the folder of a run whose files may declare the token that ends a text.
 
     **Raises:** `BadInput` as `Samples`.
     """
-    start = leading(tokenizer) if config.base.from_imported else []
-    return Samples(config.trainer.samples, tokenizer, config.model.context, start)
+    start, prompts = [], tokenizer
+    if config.base.from_imported:
+        start, prompts = leading(tokenizer), reading_special_tokens(tokenizer)
+    end = special_tokens(beside).get("eos_token") if beside else None
+    number = None if end is None else tokenizer.token_to_id(end)
+    stops = [] if number is None else [number]
+    return Samples(config.trainer.samples, prompts, config.model.context, start, stops)
 
 
 def fitting(
