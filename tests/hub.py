@@ -61,7 +61,7 @@ class Hub:
         if verb == "tree":
             whole, root = "recursive=true" in url.lower(), Path(rest or "")
             inside = [e for e in entries if root in (Path(e["path"]).parents if whole else [Path(e["path"]).parent])]
-            return _json(inside) if inside else (404, {"X-Error-Code": "EntryNotFound"}, b"")
+            return _json(inside) if inside or not rest else (404, {"X-Error-Code": "EntryNotFound"}, b"")
         if verb == "paths-info":
             asked = json.loads(body)["paths"] if body.startswith(b"{") else re.findall(r"paths=([^&]*)", body.decode())
             return _json([entry for entry in entries if entry["path"] in map(unquote, asked)])
@@ -77,6 +77,8 @@ class Hub:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "file":
                     files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+                if line["key"] == "deletedFile":
+                    del files[line["value"]["path"]]
             return _json({"commitUrl": f"{self.address}/{name}/commit/{COMMIT}", "commitOid": COMMIT, "success": True})
         return 404, {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}, b""
 

@@ -56,6 +56,17 @@ def test_import_push_and_import_back_by_name(hub, model, call, tmp_path, monkeyp
     assert len(hub.asked) == asked
 
 
+def test_a_push_leaves_no_tensors_of_an_earlier_one(hub, model, tmp_path):
+    """Transformers and `import` would read the one file, not the new several."""
+    (tmp_path / "token").write_text("hf_secret")
+    Upload("me/copy").send(model)
+    hub.repositories["me/copy"]["notes.txt"] = b"of somebody"
+    several = write(tmp_path / "several", CONFIGS["gpt2"], golden("gpt2").tensors, shards=2)
+    Upload("me/copy").send(several)
+    sent = {path.name: path.read_bytes() for path in several.iterdir()}
+    assert hub.repositories["me/copy"] == {**sent, "notes.txt": b"of somebody"}
+
+
 def test_a_run_by_name_is_a_run_again(hub, model, tmp_path):
     made = import_huggingface(model, tmp_path / "run")
     hub.add("me/run", tmp_path / "run")

@@ -15,6 +15,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
 _NAME = re.compile(rf"(?:hf://)?((?:{_PART}/)?{_PART})(?:@([\w./-]{{1,200}}))?", re.ASCII)
+STALE = ("model*.safetensors", "model.safetensors.index.json", "chat_template.jinja")
+"""Files of an earlier upload that would be read instead of, or along with, those of a new one that lacks them."""
 WHY = {
     "GatedRepoError": "it is gated; accept its terms on its page, and sign in with `hf auth login`",
     "RepositoryNotFoundError": "there is no such repository, or it is private; `hf auth login` signs in",
@@ -87,13 +89,14 @@ class Upload:
             raise BadInput(f"--push is {name!r}, but the Hugging Face hub does not answer: {_why(error)}.") from error
 
     def send(self, folder: Path) -> str:
-        """Upload all files of a folder as one commit; return its address.
+        """Upload all files of a folder, in place of those of an earlier upload; return the address.
 
         **Raises:** `RunFailed` if the upload fails; the folder itself is still whole.
         """
         try:
             self.name = self.api.create_repo(self.name, private=self.private, exist_ok=True).repo_id
-            return str(self.api.upload_folder(repo_id=self.name, folder_path=folder))
+            found = self.api.upload_folder(repo_id=self.name, folder_path=folder, delete_patterns=list(STALE))
+            return str(found)
         except Exception as error:
             again = f"the folder is whole: `hf upload {self.name} {folder}` sends it again"
             raise RunFailed(f"{str(folder)!r} could not be sent to {self.name!r} ({_why(error)}); {again}.") from error
