@@ -12,7 +12,7 @@ import pytest
 
 from diffeqformer.config import dump_yaml
 from diffeqformer.errors import BadInput
-from diffeqformer.progress import Silent
+from diffeqformer.progress import Silent, Terminal
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.folder import open_config
 from diffeqformer.studies.paper.claims import Finished, Trained
@@ -119,6 +119,17 @@ def test_settings_of_generation_override_those_of_the_task(
     monkeypatch.setattr(harness.DiffEqFormerLM, "generate_until", made)
     list(evaluate_tasks(run, Tasks(["answers"], [str(tmp_path)]), gen_kwargs=given))
     assert {(plan.new_tokens, plan.temperature) for plan in plans} == {(new, temperature)}
+
+
+def test_a_task_that_takes_no_examples_says_so(folder, tasks, tmp_path, capsys):
+    """Its file is named by what was run."""
+    (tmp_path / "choices.yaml").write_text((tasks / "choices.yaml").read_text() + "num_fewshot: 0\n")
+    run = replace(harness.load_run(folder), folder=tmp_path)
+    loaded = Tasks(["choices"], [str(tmp_path)])
+    (document,) = evaluate_tasks(run, loaded, num_fewshot=2, progress=Terminal())
+    assert document["num_fewshot"] == {"choices": 0}
+    assert "--num-fewshot is 2, but 1 of 1 tasks ask for no examples." in capsys.readouterr().err
+    assert [path.name for path in tmp_path.glob("evaluations/*")] == ["choices-3-steps-0-shot-lie-trotter.json"]
 
 
 def test_the_papers_tables_evaluate_what_is_missing(folder, tasks, few_tasks, tmp_path):

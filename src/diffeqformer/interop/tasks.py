@@ -64,8 +64,7 @@ class Tasks:
 
     def are_those_of(self, evaluation: Document) -> bool:
         """Whether a document of `evaluate_tasks` covers these tasks, in these versions and with all their items."""
-        groups = [each for one in self.loaded.values() for each in one]
-        parts = [task for one in groups for task in (one.get_all_tasks() if hasattr(one, "get_all_tasks") else [one])]
+        parts = _single([each for one in self.loaded.values() for each in one])
         asked = {task.task_name: (task.VERSION, len(task.eval_docs)) for task in parts}
         there = {name: (evaluation["task_versions"].get(name), n) for name, n in evaluation["samples"].items()}
         return asked == there
@@ -127,6 +126,10 @@ def evaluate_tasks(
     model = harness_model(run, steps, scheme, batch_size=batch_size, progress=progress)
     for task, loaded in tasks.loaded.items():
         progress.say(f"{task} …")
+        parts = _single(loaded)
+        # The harness leaves these as they are, and says so only in its log.
+        if num_fewshot and (fixed := [one for one in parts if one.get_config("num_fewshot") == 0]):
+            progress.say(f"--num-fewshot is {num_fewshot}, but {len(fixed)} of {len(parts)} tasks ask for no examples.")
         with contextlib.redirect_stdout(sys.stderr):  # the harness prints
             found = evaluate(
                 model,
@@ -158,8 +161,14 @@ def evaluate_tasks(
             "results": _rows(found),
             "items": {name: _items(samples) for name, samples in found["samples"].items()},
         }
-        _write(run.folder / FOLDER / f"{_file_name(document, num_fewshot)}.json", document)
+        shots = None if num_fewshot is None else max(document["num_fewshot"].values(), default=num_fewshot)
+        _write(run.folder / FOLDER / f"{_file_name(document, shots)}.json", document)
         yield document
+
+
+def _single(loaded: Sequence[Any]) -> list[Any]:
+    """Return the tasks among `loaded`, and those of its groups."""
+    return [task for one in loaded for task in (one.get_all_tasks() if hasattr(one, "get_all_tasks") else [one])]
 
 
 def _overriding(asked: Document, lengths: Sequence[str]) -> Document:
