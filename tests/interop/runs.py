@@ -11,7 +11,9 @@ from diffeqformer.config import (
     ModelConfig,
     ReversibleConfig,
     RotaryScalingConfig,
+    dump_yaml,
 )
+from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.opening import Run
 from tests.interop.folders import qwen_tokenizer, word_tokenizer
 from tests.models import KINDS, ONE_MLP, TINY, model_of
@@ -83,3 +85,11 @@ def run_of(model: ModelConfig | str, folder: Path = Path("runs/tiny")) -> Run:
     config = EXPORTED[model] if isinstance(model, str) else model
     tokenizer = qwen_tokenizer() if config == EXPORTED["qwen 2"] else word_tokenizer()
     return Run(folder, Config(run=str(folder), model=config), tokenizer, model_of(config), 3)
+
+
+def save(run: Run) -> Path:
+    """Write a run into its folder, which `load_run` then opens."""
+    Checkpoints(run.folder / "checkpoints").save(3, {"model": run.model}, {})
+    run.tokenizer.save(str(run.folder / "tokenizer.json"))
+    (run.folder / "config.yaml").write_text(dump_yaml(run.config))
+    return run.folder

@@ -40,11 +40,10 @@ from diffeqformer.interop.peft import save_adapter
 from diffeqformer.model.build import build
 from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.ode.schemes import SCHEMES, OneStep
-from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.sharding import by_path
 from tests.cases import slow, slow_but
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
-from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of
+from tests.interop.runs import CONTINUOUS, EXPORTED, STOCK, run_of, save
 from tests.models import TINY, logits, model_of, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -64,14 +63,7 @@ def read(folder: Path, name: str = "config.json") -> dict:
 def saved(tmp_path):
     """The folder of a run that `load_run` opens."""
 
-    def save(kind: str) -> Path:
-        run = run_of(kind, tmp_path / "run")
-        Checkpoints(run.folder / "checkpoints").save(3, {"model": run.model}, {})
-        run.tokenizer.save(str(run.folder / "tokenizer.json"))
-        (run.folder / "config.yaml").write_text(dump_yaml(run.config))
-        return run.folder
-
-    return save
+    return lambda kind: save(run_of(kind, tmp_path / "run"))
 
 
 TABLES = (*STOCK, "macaron", "ode transformer")

@@ -1,11 +1,13 @@
 """Models, runs and tokenizers by their names on the hub, and the way there; a hub on this machine answers."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from diffeqformer.config import LayerConfig, LoRAConfig
 from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.interop.importing import RUN_FILES, import_huggingface
@@ -13,6 +15,7 @@ from diffeqformer.runs.opening import load_run
 from diffeqformer.store.hub import Repository, Upload, fetch
 from tests.hub import COMMIT
 from tests.interop.folders import CONFIGS, golden, write
+from tests.interop.runs import EXPORTED, run_of, save
 from tests.models import logits
 from tests.tolerances import STATES
 
@@ -54,6 +57,16 @@ def test_import_push_and_import_back_by_name(hub, model, call, tmp_path, monkeyp
     assert load_tokenizer("me/copy").get_vocab() == run.tokenizer.get_vocab()
     import_huggingface("me/copy", tmp_path / "offline")
     assert len(hub.asked) == asked
+
+
+def test_adapters_that_are_pushed_find_their_model_on_the_hub(hub, call, tmp_path):
+    (tmp_path / "token").write_text("hf_secret")
+    adapted = dataclasses.replace(EXPORTED["vanilla"], weights=LayerConfig(lora=LoRAConfig(rank=2)))
+    run = save(run_of(adapted, tmp_path / "run"))
+    called = call("export", run, "--to", tmp_path / "export", "--adapter", "--push", "copy")
+    assert called.status == 0 and "from_pretrained('me/copy')" in called.out, called.err
+    settings = json.loads(hub.repositories["me/copy"]["adapter/adapter_config.json"])
+    assert settings["base_model_name_or_path"] == "me/copy"
 
 
 def test_a_push_leaves_no_tensors_of_an_earlier_one(hub, model, tmp_path):

@@ -53,7 +53,8 @@ def run(words: Sequence[str], as_json: bool) -> None:
         raise BadInput("--private is given, but without --push nothing is sent anywhere.")
     upload = None if given.push is None else Upload(given.push, given.private)
     opened = load_run(given.run, given.checkpoint, progress)
-    made = export(opened, given.to, given.steps, given.dtype, given.shard_mb * 1_000_000, given.adapter, progress)
+    size, base = given.shard_mb * 1_000_000, upload.name if upload else None
+    made = export(opened, given.to, given.steps, given.dtype, size, given.adapter, progress, base)
     address = None if upload is None else upload.send(made.folder)
     if as_json:
         found = {"folder": str(made.folder), "architecture": made.architecture, "trust_remote_code": made.own_code}

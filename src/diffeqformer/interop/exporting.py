@@ -59,6 +59,7 @@ def export(
     shard_bytes: int = SHARD_BYTES,
     adapter: bool = False,
     progress: Progress | None = None,
+    base: str | None = None,
 ) -> Exported:
     """Write a run's model as a folder for `AutoModelForCausalLM` and `AutoTokenizer`.
 
@@ -70,7 +71,8 @@ def export(
     **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must be empty or not exist; `steps`, the
     number of depth steps to populate the model at; `dtype`, of the tensors, one of float32, bfloat16, float16;
     `shard_bytes`, the maximum size of a tensor file; `adapter`, whether low-rank adapters are saved to `to/adapter` in
-    PEFT's format, next to the model without them, instead of being merged into the matrices.
+    PEFT's format, next to the model without them, instead of being merged into the matrices; `base`, the name by which
+    the adapters find that model, if not `to`, such as its repository on the hub.
 
     **Returns:** a description of the exported folder.
 
@@ -126,7 +128,7 @@ def export(
                 with as_file(files("diffeqformer.interop") / "torch" / name) as source:
                     shutil.copyfile(source, aside / name)
         if adapter:
-            save_adapter(run.model, aside / ADAPTER, base=str(to))
+            save_adapter(run.model, aside / ADAPTER, base=base or str(to))
         write_whole(aside / "README.md", model_card(run, made, adapter))
         write_sums(aside)
     return made

@@ -67,7 +67,8 @@ def fetch(repository: Repository, files: Sequence[str]) -> Path:
 class Upload:
     """The destination of an upload: a model repository on the hub.
 
-    **Arguments:** `name`, `[ORGANISATION/]NAME`; `private`, whether a new repository is private.
+    **Arguments:** `name`, `[ORGANISATION/]NAME`, the user's if no organisation is given; `private`, whether a new
+    repository is private.
 
     **Raises:** `BadInput` if `name` has another form, nobody is signed in, or the hub cannot be reached.
     """
@@ -84,9 +85,11 @@ class Upload:
             )
         self.name, self.private, self.api = found[1], private, huggingface_hub.HfApi()
         try:
-            self.api.whoami()
+            user = self.api.whoami()["name"]
         except Exception as error:  # the network has exceptions of its own
             raise BadInput(f"--push is {name!r}, but the Hugging Face hub does not answer: {_why(error)}.") from error
+        if "/" not in self.name:
+            self.name = f"{user}/{self.name}"
 
     def send(self, folder: Path) -> str:
         """Upload all files of a folder, in place of those of an earlier upload; return the address.
@@ -94,7 +97,7 @@ class Upload:
         **Raises:** `RunFailed` if the upload fails; the folder itself is still whole.
         """
         try:
-            self.name = self.api.create_repo(self.name, private=self.private, exist_ok=True).repo_id
+            self.api.create_repo(self.name, private=self.private, exist_ok=True)
             found = self.api.upload_folder(repo_id=self.name, folder_path=folder, delete_patterns=list(STALE))
             return str(found)
         except Exception as error:
