@@ -93,7 +93,7 @@ TASK ?= hops
 repro-depth: install ## Where depth pays: one checkpoint beside models of one depth (TASK=hops or text, ARGS='--seeds 0 1 2')
 	@$(BIN)/diffeqformer reproduce depth --task $(TASK) $(ARGS)
 
-repro-paper: install ## The paper, item by item, into docs/paper.md beside what is on record (ITEMS='table-1 figure-7', ARGS='--seeds 0 --other FILES'; hours for all)
+repro-paper: install ## The paper, item by item, into docs/paper.md beside what is on record (ITEMS='table-1 figure-7', ARGS='--seeds 0 --other FILES --web FILES'; hours for all)
 	@$(BIN)/diffeqformer reproduce paper $(ITEMS) --record docs/paper.json --markdown docs/paper.md $(ARGS)
 
 RULES := optimizer.rule=adamw,muon optimizer.schedule=cosine,trapezoidal optimizer.learning_rate=5e-4,1e-3,2e-3,4e-3,8e-3,1.6e-2,3.2e-2

@@ -1,6 +1,7 @@
 """The figures of exponents show every input's score and error at its place, and how it came about."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from diffeqformer.analysis.end_to_end import EndToEnd
 from diffeqformer.analysis.lyapunov import Pairwise
 from diffeqformer.report.figures import save
 from diffeqformer.studies.lyapunov import headline, most_sensitive, of_end_to_end, of_pairwise, over_depth_caption
-from diffeqformer.studies.lyapunov_figures import exponents_over_depth, token_exponents
+from diffeqformer.studies.lyapunov_figures import exponents_over_depth, shaded_text, token_exponents
 from tests.studies.pictures import WIDTHS, points
 
 SCORES, ERRORS = np.array([0.1, -np.inf, 0.3]), np.array([0.01, 0.02, 0.05])
@@ -38,6 +39,24 @@ def test_scores_stand_at_their_tokens_with_their_errors(width):
 def test_a_long_text_has_positions_instead_of_pieces():
     many = token_exponents(["x"] * 200, {"pairwise": (np.linspace(0, 1, 200), None)})
     assert many.axes[0].get_xlabel() == "position of the input token"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_text_is_shaded_by_scores_of_which_the_outputs_own_sets_no_scale(width):
+    tokens, scores = [f"token{i}" for i in range(30)], np.linspace(0, 1, 30)
+    scores[[3, 29]] = -np.inf, 40.0
+    (axis,) = shaded_text(tokens, scores, width=width).axes
+    assert [text.get_text() for text in axis.texts] == tokens
+    dark = [1 - np.mean(patch.get_facecolor()[:3]) for patch in axis.patches]
+    assert np.argmax(dark) in (28, 29) and np.isclose(dark[28], dark[29]) and dark[0] == min(dark)
+    assert all(after > before - 0.02 for before, after in pairwise(dark[4:]))  # a scale of colours, not of greys
+    assert [patch.get_visible() for patch in axis.patches] == [place != 3 for place in range(30)]
+    for patch, text in zip(axis.patches, axis.texts, strict=True):  # each piece stands on its own patch, in the axes
+        left, low = patch.get_x(), patch.get_y()
+        right, high = left + patch.get_width(), low + patch.get_height()
+        x, y = text.get_position()
+        assert left < x < right <= axis.get_xlim()[1] and low < y < high <= axis.get_ylim()[0]
+    assert len({round(text.get_position()[1], 3) for text in axis.texts}) == (2 if width > 5 else 5)
 
 
 def test_the_headline_names_the_token_before_it_that_matters_most():

@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
@@ -89,6 +89,22 @@ def drawing(
         for axis in axes.flat[axes.size if panels is None else panels :]:
             axis.set_visible(False)
         yield figure, axes
+
+
+def shades(scores: np.ndarray, own: int, *, signed: bool = False) -> list[tuple[str, str]]:
+    """Return the colours of tokens and of the letters on them, by the scores of one output's inputs.
+
+    An output's score for itself, at place `own`, may be many times the others, so it does not set the scale (as in
+    colours.js). Scores that are all equal get the middle of a `signed` scale, and the low end of an unsigned one.
+    """
+    others = np.isfinite(scores) & (np.arange(len(scores)) != own)
+    known = scores[others] if others.any() else scores[np.isfinite(scores)]
+    low, high = (known.min(), known.max()) if known.size else (0.0, 0.0)
+    low, high = (-max(-low, high), max(-low, high)) if signed else (low, high)
+    alike = np.where(scores > high, 1.0, 0.5 if signed else 0.0)
+    colours = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(scores) if high > low else alike)
+    # Luma (Rec. 601): dark letters on pale colours, white ones on dark.
+    return [(to_hex(one), "#000000" if one[:3] @ (0.3, 0.59, 0.11) > 0.55 else "#ffffff") for one in colours]
 
 
 def color(index: int) -> str:

@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from matplotlib.colors import Normalize, to_hex
 from matplotlib.figure import Figure as Drawing
 
 from diffeqformer.plain import Document, clean
-from diffeqformer.report.figures import BOTH, INK, NARROW, RISING, SIGNED, UNSIGNED, WIDE, save, svg
+from diffeqformer.report.figures import BOTH, NARROW, RISING, WIDE, save, shades, svg
 from diffeqformer.report.table import Table, named
 from diffeqformer.report.terms import terms_of
 from diffeqformer.report.text import unbroken
@@ -105,21 +104,11 @@ class TokenMap:
     def to_html(self) -> str:
         """Render the text, coloured by the last output's scores by the first method, for a notebook."""
         (name, scores), own = next(iter(self.methods.items())), self.outputs[-1]
-        row, seen = scores[-1], np.isfinite(scores[-1])
-        # An output's score for itself may be many times the others, so it does not set the scale (as in colours.js).
-        others = row[seen & (np.arange(len(row)) != own)]
-        others = others if others.size else row[seen]
-        low, high = (others.min(), others.max()) if others.size else (0.0, 0.0)
-        signed = name in self.signed
-        low, high = (-max(-low, high), max(-low, high)) if signed else (low, high)
-        # Scores that are all equal get the middle of a signed scale, and the low end of an unsigned one.
-        alike = np.where(row > high, 1.0, 0.5 if signed else 0.0)
-        shades = (SIGNED if signed else UNSIGNED)(Normalize(low, high, clip=True)(row) if high > low else alike)
-        pieces = []
-        for token, score, shade, known in zip(self.tokens, row, shades, seen, strict=True):
-            # Luma (Rec. 601): dark letters on pale colours, white ones on dark.
-            ink = INK if shade[:3] @ (0.3, 0.59, 0.11) > 0.55 else "#ffffff"
-            look = f"background:{to_hex(shade)};color:{ink}" if known else "opacity:.5"
+        row, pieces = scores[-1], []
+        for token, score, (shade, ink) in zip(
+            self.tokens, row, shades(row, own, signed=name in self.signed), strict=True
+        ):
+            look = f"background:{shade};color:{ink}" if np.isfinite(score) else "opacity:.5"
             pieces.append(f'<span style="{look}" title="{score:.4g}">{escape(clean(token))}</span>')
         said = escape(clean(f"{name}, output at token {own}: {self.descriptions[name]}"))
         return f'<p>{said}</p><p style="font-family:monospace;line-height:1.8">{" ".join(pieces)}</p>'

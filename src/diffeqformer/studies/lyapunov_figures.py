@@ -5,11 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.plain import clean
-from diffeqformer.report.figures import WIDE, color, drawing, is_narrow, legend, look
+from diffeqformer.report.figures import INK, WIDE, color, drawing, is_narrow, legend, look, shades
 
+CHARACTER = 5.4
+"""Width of a character of a text in points."""
 MOST_LABELS = 48
 """Most tokens whose pieces fit under a figure."""
 
@@ -33,6 +36,36 @@ def token_exponents(
             axis.set_ylabel(label)
             axis.margins(x=0.02)
         name_tokens(axes[-1], tokens, few)
+    return figure
+
+
+def shaded_text(tokens: Sequence[str], scores: np.ndarray, *, width: float = WIDE) -> Figure:
+    """Draw a text whose tokens are shaded by the scores of its last token's inputs: the darker, the higher.
+
+    **Arguments:** `scores`, of shape (token,); where one is not finite, its token is not shaded.
+    """
+    pieces = [clean(token) for token in tokens]
+    places, line, end, most = [], 0, 0, int(72 * width / CHARACTER)
+    for piece in pieces:
+        if end and end + len(piece) > most:
+            line, end = line + 1, 0
+        places.append((end, line))
+        end += len(piece)
+    with drawing(width, 0.22 * (line + 1)) as (figure, axes):
+        axis = axes[0, 0]
+        axis.set(xlim=(0, most), ylim=(line + 1, 0))
+        axis.axis("off")
+        for piece, (start, row), score, (shade, ink) in zip(
+            pieces, places, scores, shades(scores, len(pieces) - 1), strict=True
+        ):
+            known = bool(np.isfinite(score))
+            axis.add_patch(
+                Rectangle((start, row + 0.06), len(piece), 0.88, facecolor=shade, linewidth=0, visible=known)
+            )
+            axis.text(
+                start + len(piece) / 2, row + 0.5, piece, color=ink if known else INK, fontsize=8, ha="center",
+                va="center", parse_math=False,
+            )  # fmt: skip
     return figure
 
 

@@ -27,10 +27,11 @@ def test_every_item_names_models_that_there_are_and_their_configs_are_sound(tmp_
     drawn = {name for item in ITEMS.values() for _, names in item.figures for name in names}
     assert claimed | drawn <= set(MODELS)
     assert {model.rate_of for model in MODELS.values()} - {""} <= set(MODELS)
-    runs = Runs(Arguments(to=str(tmp_path), other=("other.txt",)), MODELS, Silent())
+    runs = Runs(Arguments(to=str(tmp_path), other=("a.txt",), web=("b.txt",)), MODELS, Silent())
     configs = {name: runs.config(name, 1, 1e-3) for name in MODELS}
     assert len({config.run for config in configs.values()}) == len(MODELS)
-    assert {name for name, config in configs.items() if config.data.train} == {n for n in MODELS if MODELS[n].other}
+    texts = {name: config.data.train for name, config in configs.items()}
+    assert texts == {name: {"own": (), "other": ("a.txt",), "web": ("b.txt",)}[MODELS[name].text] for name in MODELS}
     assert configs["gpt-other"].trainer.updates == 3 * configs["gpt"].trainer.updates == 1500
 
 
@@ -107,12 +108,13 @@ def test_the_list_has_the_verdicts_of_the_record(tmp_path):
 
 
 def test_what_needs_another_text_says_so_in_its_command_its_section_and_the_list(tmp_path):
-    needy = {name for name, item in ITEMS.items() if item.other}
-    assert needy == {name for name, item in ITEMS.items() if "--other FILES" in item.missing}
-    assert needy >= {name for name, item in ITEMS.items() if any(MODELS[one].other for one in models_of(item))}
-    found = {name: [judge({})] * len(ITEMS[name].claims) for name in ("table-1", "table-3")}
-    commands = {row[-1] for row in paper_page.summary(found).rows}
-    assert commands == {"diffeqformer reproduce paper table-1 --other FILES", "diffeqformer reproduce paper table-3"}
+    for text in ("other", "web"):
+        needy = {name for name, item in ITEMS.items() if text in item.texts}
+        assert needy == {name for name, item in ITEMS.items() if f"--{text} FILES" in item.missing}
+        assert needy >= {name for name, item in ITEMS.items() if any(MODELS[m].text == text for m in models_of(item))}
+    found = {name: [judge({})] * len(ITEMS[name].claims) for name in ("table-1", "table-2", "table-3")}
+    commands = {row[-1].removeprefix("diffeqformer reproduce paper ") for row in paper_page.summary(found).rows}
+    assert commands == {"table-1 --other FILES", "table-2 --other FILES --web FILES", "table-3"}
     asked = Arguments(items=("table-3", "table-1", "figure-5"), list=True, to=str(tmp_path))
     (said,) = study(asked, Silent()).findings
     assert "Without --other, claims of table-1 and figure-5 stay untested" in said

@@ -42,6 +42,8 @@ FORMS = {
 """Wording of verdicts, for one claim and for several."""
 KEPT = ("trainer.checkpoint_every", "trainer.keep_last")
 """Settings of which checkpoints are kept."""
+TEXTS = {"other": "the other text", "web": "the text of the web"}
+"""Texts besides the first, in words."""
 CAPTION = "Effects for its claims: seeds (small), mean and confidence interval. Right of zero supports the claim."
 ANSWERS = {"holds": "Yes", "fails": "No, the opposite", "within noise": "Not beyond noise"}
 SIZES = {
@@ -106,7 +108,8 @@ def contradictions(measured: Found, record: Record) -> list[str]:
 
 def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs, record: Record) -> list[str]:
     """Return the main questions with answers, how many claims hold, what was trained, and the rule of verdicts."""
-    a, other = runs.arguments, record.of.get("other")
+    a = runs.arguments
+    texts = "".join(f" {_capital(TEXTS[one])} is {record.of[one]}." for one in TEXTS if one in record.of)
     seeds = sorted({*a.seeds, *(seed for _, _, verdict in rows for seed in verdict.effects)})
     asked = [(claim, verdict) for _, claim, verdict in rows if claim.question and verdict.word in ANSWERS]
     answers = {
@@ -123,7 +126,7 @@ def findings(rows: Sequence[tuple[str, Claim, Verdict]], runs: Runs, record: Rec
         *(answer for claim, answer in answers.items() if not _nats(claim)),
         f"Of {len(rows)} claims, {counted([verdict for _, _, verdict in rows])}.",
         f"Models of {SIZES[a.scale]}, {a.length:,} updates on {a.text}, seeds {', '.join(map(str, seeds))}, "
-        f"of which claims have as many as they say.{f' The other text is {other}.' if other else ''} "
+        f"of which claims have as many as they say.{texts} "
         "The verdicts are about models of this size and length of training, not about the paper's.",
         f"The rule was written before the runs: a claim holds if the {percent(LEVEL)} confidence interval of its mean "
         f"effect over at least {SEEDS} seeds lies above zero, and fails if it lies below; otherwise the effect is "
@@ -141,7 +144,7 @@ def summary(found: Found) -> Table:
     rows = []
     for name, verdicts in found.items():
         main, verdict = _with_verdicts(name, found)[ITEMS[name].main]
-        command = f"diffeqformer reproduce paper {name}{' --other FILES' * ITEMS[name].other}"
+        command = f"diffeqformer reproduce paper {name}{''.join(f' --{text} FILES' for text in ITEMS[name].texts)}"
         rows.append((_title(name), main.sentence, verdict.word, _shown(verdict), counted(verdicts), command))
     columns = ("in the paper", "main claim", "verdict", f"effect, mean [{percent(LEVEL)}]", "all claims", "command")
     return Table("Items", columns, rows)
@@ -232,7 +235,7 @@ def _differences(model: Model) -> list[str]:
     shown = {name: value for name, value in model.settings.items() if name not in KEPT}
     said = [f"{name} {value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()]
     said += [f"{model.length:g} times the updates"] if model.length != 1 else []
-    said += ["the other text"] if model.other else []
+    said += [TEXTS[model.text]] if model.text != "own" else []
     own = {"built by": model.build, "trained on": model.batches}
     return said + [f"{how} {part.__module__}.{part.__name__}" for how, part in own.items() if part is not None]
 

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from diffeqformer.plain import Values
 from diffeqformer.progress import Progress
@@ -41,6 +41,8 @@ FINE_TUNED = "figure 5, "
 PUT_BACK = "choose another folder with --to, or put the text back"
 """Advice if runs were trained on another text than the current one."""
 VERDICTS = ("holds", "fails", "within noise", "untested")
+Text = Literal["own", "other", "web"]
+"""The first text, or the ones that are named by `--other` and `--web`."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Model:
     """The model whose learning rate it takes; if empty, its own is searched."""
     rate: float = 0.0
     """Learning rate if it is not searched, because the loss on text is no measure of it; 0 if it is searched."""
-    other: bool = False
-    """Whether the model is trained on the other text."""
+    text: Text = "own"
+    """The text that the model is trained on."""
     length: float = 1.0
     """Factor on the updates of the other models, rounded up."""
     build: "Build | None" = None
@@ -137,8 +139,8 @@ class Item:
     """Our figures: each a function of the module `figures`, and the models that it draws."""
     tables: tuple[Callable[[Progress], Table], ...] = ()
     """Our tables that no claim is based on: functions of the module `tables`."""
-    other: bool = False
-    """Whether some of its claims need another text."""
+    texts: tuple[Text, ...] = ()
+    """The texts besides the first that some of its claims need."""
     missing: str = ""
     """What is needed to test what is not tested here; empty if everything is."""
     length: float = 0.0

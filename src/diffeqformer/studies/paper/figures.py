@@ -8,22 +8,25 @@ import math
 from collections.abc import Mapping, Sequence
 from textwrap import fill
 
+import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FixedLocator, Locator, MaxNLocator, NullLocator
 
 from diffeqformer.analysis.clusters import simulate
+from diffeqformer.analysis.lyapunov import pairwise
 from diffeqformer.errors import BadInput
 from diffeqformer.interop.comparing import compare_runs
 from diffeqformer.report.figures import VERDICTS, WIDE, drawing, log_axis, look
-from diffeqformer.report.page import Figure, both_widths
+from diffeqformer.report.page import Figure, both_widths, visible
 from diffeqformer.report.run_figures import loss_curves
 from diffeqformer.report.text import finite, join, signed
 from diffeqformer.studies.clusters_figures import cloud_of, trajectories
 from diffeqformer.studies.compare import accuracies, findings
 from diffeqformer.studies.compare_figures import task_figure
 from diffeqformer.studies.induction_figures import induction_maps, induction_scatter
+from diffeqformer.studies.lyapunov_figures import shaded_text
 from diffeqformer.studies.paper.adaptation import adapted_runs
 from diffeqformer.studies.paper.claims import Finished, Verdict
 from diffeqformer.studies.paper.measures import TASKS, grown, heads_of, planned_memory, spectra_of
@@ -37,6 +40,8 @@ Names = tuple[str, ...]
 
 LINEAR = 0.1
 """Effects of at most this size are drawn on a linear part of the axis."""
+SHADED = 64
+"""Tokens of the text that is shaded."""
 DRAWN = 1
 """Seed of the particles that are drawn: the first system of seed 0 gathers least of 20, that of seed 1 as most do."""
 
@@ -173,6 +178,22 @@ def spectra(runs: Runs, names: Names) -> list[Figure]:
                 "training."
             )
             figures.append(both_widths(f"{name}-{pair.lower()}", said, real_parts, moments, pair))
+    return figures
+
+
+def words(runs: Runs, names: Names) -> list[Figure]:
+    """Shade the tokens of a text by the exponents of its last output, as the paper does."""
+    figures = []
+    for name, one in _there(runs, names).items():
+        opened = one.open()
+        ids = np.asarray(opened.tokens.validation[:SHADED], np.int32)
+        tokens = [visible(opened.tokens.tokenizer.decode([int(token)])) for token in ids]
+        scores = pairwise(opened.model, jnp.asarray(ids), (SHADED - 1,)).leading[0]
+        said = (
+            f"In {name}, {_seed(runs)}: the first {SHADED} tokens of the validation split, shaded by their pairwise "
+            "exponents for the output at the last one, whose own sets no scale: the darker, the larger."
+        )
+        figures.append(both_widths(f"words-{name}", said, shaded_text, tokens, scores))
     return figures
 
 

@@ -17,6 +17,10 @@ from diffeqformer.studies.paper.tables import costs
 PAIRS = ("QK", "OV", "FF")
 """Pairs of matrices whose eigenvalues are measured."""
 
+TWINS = ("gpt", OURS, "llama", "diffeqformer-llama")
+"""For each of two fields the baseline and DiffEqFormer."""
+WEB_TWINS = tuple(f"{name}-web" for name in TWINS)
+
 DIRECTIONS = {"own → other": "from the first text to the other", "other → own": "from the other text to the first"}
 """Directions of figure 5, as `reproduce_adapt` names them, and in words."""
 
@@ -38,7 +42,7 @@ ITEMS = {
             ),
             lower("gpt-other", "shared-other", "the other text, read several times: shared weights are worse than GPT"),
         ),
-        other=True,
+        texts=("other",),
         missing="Claims on the other text need one: --other FILES. Its models are trained three times as long, at the "
         "rates that were found on the first text.",
         layout="Validation perplexity over training, a curve per model; the table has each one's lowest.",
@@ -49,21 +53,29 @@ ITEMS = {
         "On OpenWebText DiffEqFormer has a lower perplexity than GPT at three sizes, and than Llama-1B by more.",
         (
             lower("diffeqformer-llama", "llama", "DiffEqFormer-Llama has a lower loss than Llama"),
-            Claim(
-                "it gains more on Llama than on GPT", f"{NATS}, gain on Llama minus gain on GPT",
-                ("diffeqformer-llama", "llama", OURS, "gpt"),
-                lambda found: by.gain(found, "diffeqformer-llama", "llama") - by.gain(found, OURS, "gpt"),
+            by.larger_gain(TWINS, "it gains more on Llama than on GPT"),
+            by.ahead_elsewhere(OURS, "gpt", "DiffEqFormer is ahead of GPT on a text that neither was trained on"),
+            lower(f"{OURS}-web", "gpt-web", "trained on web text, DiffEqFormer has a lower loss than GPT"),
+            lower(
+                "diffeqformer-llama-web", "llama-web",
+                "trained on web text, DiffEqFormer-Llama has a lower loss than Llama",
+                "Is DiffEqFormer-Llama better than Llama, both trained on web text?",
             ),
-            Claim(
-                "DiffEqFormer is ahead of GPT on a text that neither was trained on",
-                "bits per byte, GPT's minus its own", (OURS, "gpt"), by.elsewhere(OURS, "gpt"),
+            by.larger_gain(WEB_TWINS, "trained on web text, it gains more on Llama than on GPT"),
+            by.ahead_elsewhere(
+                f"{OURS}-web", "gpt-web", "trained on web text, DiffEqFormer is ahead of GPT on the other text"
+            ),
+            by.ahead_elsewhere(
+                "diffeqformer-llama-web", "llama-web",
+                "trained on web text, DiffEqFormer-Llama is ahead of Llama on the other text",
             ),
         ),
-        other=True,
-        missing="The last claim needs another text: --other FILES. All models are trained on the first text, which is "
-        "web text only if --data gives one.",
+        main=4,
+        texts=("other", "web"),
+        missing="The text of the web needs --web FILES, such as a sample of OpenWebText, and the other text --other "
+        "FILES. The models of web text have the rates that were found on the first text.",
         layout="Validation perplexity of the Llama twins over training, two curves, ours below throughout.",
-        figures=((draw.curves, ("gpt", OURS, "llama", "diffeqformer-llama")),),
+        figures=((draw.curves, TWINS), (draw.curves, WEB_TWINS)),
     ),
     "table-3": Item(
         "tables 3 and 6",
@@ -135,7 +147,7 @@ ITEMS = {
         "runs of the same seeds on other machines, which rounding parts, QK and OV had other verdicts, and FF the same "
         "(docs/log.md).",
         layout="Heat maps over depth, one per head: a pair's eigenvalues at each time, sorted; darker near the end.",
-        figures=((draw.spectra, (OURS,)), (draw.spectra, ("gpt",))),
+        figures=((draw.spectra, (OURS,)), (draw.spectra, ("gpt",)), (draw.spectra, ("smooth",))),
     ),
     "induction": Item(
         "section 5.1",
@@ -180,9 +192,9 @@ ITEMS = {
                 ("attention", False, ""), ("attention", True, ", on the other text"),
             )
         ),
-        other=True,
-        missing="Claims on the other text need one: --other FILES.",
-        layout="A text with its words shaded by their exponents: `diffeqformer analyze lyapunov RUN` draws ours.",
+        texts=("other",), missing="Claims on the other text need one: --other FILES.",
+        layout="A text with its words shaded by their exponents; `diffeqformer analyze lyapunov RUN` takes any text.",
+        figures=((draw.words, (OURS,)),),
     ),
     "figure-5": Item(
         "figure 5, section 6.2",
@@ -218,7 +230,7 @@ ITEMS = {
                 for direction, to in DIRECTIONS.items()
             ),
         ),
-        other=True,
+        texts=("other",),
         missing="Needs a second text: --other FILES. `reproduce adapt` has tables, too. The rates of LoRA and of full "
         "fine-tuning are searched for each system and direction at the depth of pretraining, and taken at the others. "
         "Pretraining, and training from scratch, have the configs' own rate, 1e-3, which is not searched for; what a "

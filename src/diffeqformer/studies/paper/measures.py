@@ -74,6 +74,19 @@ def gap(result: Finished) -> float:
     return result.entry["validation"]["loss"] - sum(last) / len(last)
 
 
+def larger_gain(models: Sequence[str], sentence: str) -> Claim:
+    """Return the claim that of GPT, DiffEqFormer, Llama and DiffEqFormer-Llama the last gains more on its baseline."""
+    gpt, ours, llama, ours_llama = models
+    effect = lambda found: gain(found, ours_llama, llama) - gain(found, ours, gpt)
+    return Claim(sentence, f"{NATS}, gain on Llama minus gain on GPT", (ours_llama, llama, ours, gpt), effect)
+
+
+def ahead_elsewhere(better: str, worse: str, sentence: str) -> Claim:
+    """Return the claim that one model has fewer bits per byte than another on the other text, not trained on it."""
+    unit = "bits per byte, the other's minus its own"
+    return Claim(sentence, unit, (better, worse), elsewhere(better, worse))
+
+
 @measured
 def elsewhere(found: Trained, better: str, worse: str) -> float | None:
     """Return by how many bits per byte one model is better than another on the other text, without training on it."""

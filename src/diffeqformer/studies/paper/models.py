@@ -27,8 +27,12 @@ MODELS = {
     OURS: Model("quickstart-diffeqformer", HALFWAY),
     "shared": Model("quickstart-shared"),
     **{
-        f"{name}-other": Model(f"quickstart-{name}", rate_of=name, other=True, length=3.0)
+        f"{name}-other": Model(f"quickstart-{name}", rate_of=name, text="other", length=3.0)
         for name in ("gpt", OURS, "shared")
+    },
+    **{
+        f"{name}-web": Model(f"quickstart-{name}", rate_of=name, text="web")
+        for name in ("gpt", OURS, "llama", "diffeqformer-llama")
     },
     "gpt-equal-compute": Model("quickstart-gpt", rate_of="gpt", length=EQUAL_COMPUTE),
     "llama": Model("quickstart-llama"),

@@ -20,7 +20,7 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.store.files import read_sealed, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import File, Files, Folder, Seeds
-from diffeqformer.studies.paper.claims import PUT_BACK, SEARCHED_WITH, Finished, Model
+from diffeqformer.studies.paper.claims import PUT_BACK, SEARCHED_WITH, Finished, Model, Text
 from diffeqformer.studies.reproduce.experiments import Rates, on_text, search, with_length
 
 Scale = Literal["laptop", "gpu"]
@@ -59,6 +59,8 @@ class Arguments:
     """Text files or globs to train on; the source of Python's standard library if not given."""
     other: Files = ()
     """Another text, for what is claimed of texts that were not trained on."""
+    web: Files = ()
+    """Text of the web such as OpenWebText, for what is claimed of models that are trained on it."""
     include_path: Annotated[tuple[str, ...], tyro.conf.arg(metavar="DIR")] = ()
     """Folders with task files of your own for tables 4 and 5, as `eval` takes them."""
     to: Folder = "runs/paper"
@@ -78,9 +80,14 @@ class Arguments:
 
     @property
     def of(self) -> Document:
-        """What verdicts refer to, whatever the seeds: scale, updates and text, and the other text if one is given."""
-        own = {"scale": self.scale, "updates": self.length, "text": self.text}
-        return {**own, "other": _names(self.other)} if self.other else own
+        """What verdicts refer to, whatever the seeds: scale, updates and text, and the other texts that are given."""
+        more = {name: _names(files) for name, files in (("other", self.other), ("web", self.web)) if files}
+        return {"scale": self.scale, "updates": self.length, "text": self.text, **more}
+
+    @property
+    def files(self) -> dict[Text, Files]:
+        """The files of each text."""
+        return {"own": self.data, "other": self.other, "web": self.web}
 
     @property
     def text(self) -> str:
@@ -120,7 +127,7 @@ class Runs:
         model, a = self.models[name], self.arguments
         config = with_values(read_shipped(model.config), model.settings)
         config = with_length(config, math.ceil(model.length * a.length), seed)
-        config = on_text(config, a.other if model.other else a.data, a.cache)
+        config = on_text(config, a.files[model.text], a.cache)
         run = str(self.folder / name / f"rate-{rate:.3g}" / f"seed-{seed}")
         own = {"run": run, "optimizer.learning_rate": rate, "trainer.evaluate_batches": BATCHES}
         return validate(with_values(config, own))
@@ -141,9 +148,14 @@ class Runs:
             self.rates[name] = best, tried
         return self.rates[name][0]
 
+    def has_text(self, name: str) -> bool:
+        """Whether the text that a model is trained on is there."""
+        text = self.models[name].text
+        return text == "own" or bool(self.arguments.files[text])
+
     def trained(self, name: str, seed: int) -> Finished | None:
         """Return a model trained at its rate; `None` if that diverged, or if this scale has no such model or text."""
-        if name not in self.models or (self.models[name].other and not self.arguments.other):
+        if name not in self.models or not self.has_text(name):
             return None
         if (rate := self.rate(name)) is None:
             return None

@@ -119,7 +119,7 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
     rows, items, needed, longest = [], [], {}, 0.0
     runs.progress.say("Counting the operations of what is left …")
     for name in names:
-        models = [one for one in runs.models if one in models_of(ITEMS[name]) and (other or not runs.models[one].other)]
+        models = [one for one in runs.models if one in models_of(ITEMS[name]) and runs.has_text(one)]
         sources = dict.fromkeys(runs.models[one].rate_of or one for one in models)
         wanted = {(model, f"seed-{seed}"): runs.seconds(model) for model in models for seed in seeds}
         left = {run: seconds for run, seconds in wanted.items() if run not in there}
@@ -149,8 +149,9 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
             f"once. A single item with --seeds {seeds[0]} takes at most {duration(longest)}; a stopped run resumes "
             "where it left off"
         )
-    if lacking := [name for name in names if ITEMS[name].other and not other]:
-        said += f". Without --other, claims of {join(lacking)} stay untested, and their runs are not counted"
+    for text, files in runs.arguments.files.items():
+        if not files and (lacking := [name for name in names if text in ITEMS[name].texts]):
+            said += f". Without --{text}, claims of {join(lacking)} stay untested, and their runs are not counted"
     used = [(one["item"], ", ".join(one["models"]) or MISSING) for one in items]
     tables = (Table("Items", columns, rows), Table("Models", ("item", "models"), used))
     return Result("paper", "The paper's items", (f"{said}.",), tables, document={"items": items}, folder=runs.folder)
