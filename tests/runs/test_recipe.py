@@ -177,6 +177,15 @@ def test_a_rule_that_cannot_be_hashed_is_refused():
         Recipe(rule=Mine())
 
 
+def test_a_callback_need_not_say_why_it_stops_a_run(config):
+    class Stops(Callback):
+        def after_update(self, now, measured):
+            now.stop("")
+
+    with pytest.raises(Interrupted, match=r"stopped at update 1 of 12 \(a callback asked for it\)"):
+        train(config, Silent(), recipe=Recipe(callbacks=(Stops(),)))
+
+
 class Best(Callback):
     """The lowest loss so far: infinite until one is known."""
 

@@ -87,7 +87,7 @@ class Now:
 
     def stop(self, why: str) -> None:
         """Save and end here; `train` raises `Interrupted` with the reason, and the same call resumes the run."""
-        self.why = self.why or why
+        self.why = self.why or why or "a callback asked for it"
 
 
 def name_of(part: Any) -> str:
