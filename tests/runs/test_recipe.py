@@ -2,9 +2,10 @@
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import optax
 import pytest
@@ -14,6 +15,7 @@ from diffeqformer.data.corpus import Corpus
 from diffeqformer.data.split import Part
 from diffeqformer.data.stream import Stream
 from diffeqformer.errors import BadInput, Interrupted, RunFailed
+from diffeqformer.model.build import build
 from diffeqformer.progress import Silent
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.metrics import read_metrics
@@ -167,14 +169,20 @@ def test_what_each_line_has_is_no_name_for_a_number_of_ones_own(config, name):
         train(config, Silent(), recipe=Recipe(callbacks=(Bad(),)))
 
 
-def test_a_rule_that_cannot_be_hashed_is_refused():
-    @dataclass
-    class Mine:
-        def __call__(self, settings, rate):
-            return optax.sgd(rate)
+def test_a_rule_that_has_changed_makes_another_run(config, tmp_path):
+    """As a rule does that reads a variable of a notebook."""
 
-    with pytest.raises(BadInput, match=r"rule is .*Mine\(\), but must be hashable"):
-        Recipe(rule=Mine())
+    factor, models = 1.0, []
+
+    def rule(settings, rate):
+        return optax.chain(optax.scale(factor), optax.sgd(rate))
+
+    for factor in (1.0, 0.0):
+        own = changed(config, run=str(tmp_path / str(factor)), trainer__updates=2)
+        models.append(train(own, Silent(), recipe=Recipe(rule=rule)).model)
+    assert not same_model(*models)
+    first = build(models[1].config, jax.random.fold_in(jax.random.key(own.trainer.seed), 0))
+    assert all(np.allclose(*pair) for pair in zip(*map(jax.tree.leaves, (first, models[1])), strict=True))
 
 
 def test_a_callback_need_not_say_why_it_stops_a_run(config):

@@ -127,7 +127,8 @@ class Recipe:
     """
 
     rule: Rule | None = None
-    """`(settings, learning rate) -> GradientTransformation`, such as any of Optax's."""
+    """`(settings, rate) -> GradientTransformation`, such as any of Optax's; `rate` gives the learning rate of each
+    update, as Optax's schedules do."""
     schedule: Schedule | None = None
     """`(settings, updates) -> learning rate` of each update."""
     batches: Callable[[Config, TokenCache], Batches] | None = None
@@ -142,11 +143,6 @@ class Recipe:
                 raise BadInput(
                     f"{name} is {shown(part)}, but must be a function; the docstring of Recipe has its arguments."
                 )
-        if getattr(self.rule, "__hash__", None) is None:
-            raise BadInput(
-                f"rule is {shown(self.rule)}, but must be hashable, since compiled updates are kept by it: a dataclass "
-                "is with frozen=True."
-            )
         if not isinstance(self.callbacks, tuple | list):
             raise BadInput(f"callbacks is {shown(self.callbacks)}, but must be a tuple of callbacks.")
         for callback in self.callbacks:

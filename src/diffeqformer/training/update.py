@@ -77,7 +77,8 @@ def initial_state(
     step)`, the drawn depths' from `fold_in(root, 2)`, the jittered step edges' from `fold_in(fold_in(root, 3),
     step)`.
     """
-    program = _initial if build is usual_build else _initial.__wrapped__  # a user's own may depend on anything
+    # A user's own may depend on anything, such as a variable of a notebook, so nothing compiled is kept for them.
+    program = _initial if build is usual_build and rule is None else _initial.__wrapped__
     return program(config.model, config.optimizer, build, rule)(jax.random.key(config.trainer.seed), base)
 
 
@@ -114,11 +115,12 @@ def make_update(
     the depth drawn, the model's own if not given; each depth compiles once. With `trainer.accumulation` A, the batch
     is A parts of equal size, one after the other. The gradient is the mean of theirs, which equals the whole batch's.
     With `depth.together: rows`, each part has its own share of every depth, at least one sequence. Runs that differ
-    only in length, folder or evaluations share one compiled program.
+    only in length, folder or evaluations share one compiled program, unless `rule` is given.
     """
     t = config.trainer
     own = TrainerConfig(batch_size=t.batch_size, accumulation=t.accumulation, seed=t.seed, loss_block=t.loss_block)
-    program = _program(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)
+    make = _program if rule is None else _program.__wrapped__  # as in `initial_state`
+    program = make(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)
     rate, average = (schedule or learning_rate)(config.optimizer, t.updates), config.optimizer.average
     share = average.build(t.updates) if average else lambda step: None
     # Outside the program, so that its cache does not depend on lengths and schedules.
