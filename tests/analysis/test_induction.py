@@ -23,7 +23,7 @@ from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config import LlamaConfig, OwnConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.studies.induction import known
-from tests.models import KINDS, TINY, Wrapped, model_of
+from tests.models import KINDS, TINY, Wrapped, model_of, programs
 
 SIZES = {"sequences": 3, "length": 4, "repeats": 3}
 
@@ -243,3 +243,9 @@ def test_a_source_of_ones_own_at_unequal_steps_is_tested_as_the_librarys():
     assert [one.interval for one in found.correlations] == [one.interval for one in same.correlations]
     equal = measure_induction(model, steps=3, samples=10, **SIZES)
     assert not np.allclose(found.behaviours["copying"], equal.behaviours["copying"], atol=1e-3)
+
+
+def test_a_second_measurement_compiles_nothing():
+    measure = lambda: measure_induction(model_of(TINY), samples=10, **SIZES)
+    found, before = measure(), programs()
+    assert measure().loss_later == found.loss_later and programs() == before

@@ -192,16 +192,21 @@ def lead(
     return jnp.sign(logits - mine).sum(-1) / -(logits.shape[-1] - 1)
 
 
-def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dict[str, np.ndarray]:
-    """Summarise the QK and OV spectra of the weights at every attention evaluation, averaged over those of a step."""
+@eqx.filter_jit
+def _pairs(model: Transformer, ids: Int[Array, "batch position"], steps: Grid) -> dict[str, Pair]:
+    """Return QK and OV of the weights at every attention evaluation."""
 
     def pairs(field: TransformerField, weights: BlockWeights, x: Array) -> dict[str, Pair]:
         found = pairs_of(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), weights), model.config)
         return {name: found[name] for name in ("QK", "OV")}
 
-    found = eqx.filter_jit(lambda model, ids: watch_attention(model, ids, pairs, steps))(model, jnp.asarray(ids))
+    return watch_attention(model, ids, pairs, steps)
+
+
+def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dict[str, np.ndarray]:
+    """Summarise the QK and OV spectra of the weights at every attention evaluation, averaged over those of a step."""
     summaries: dict[str, np.ndarray] = {}
-    for name, factors in found.items():
+    for name, factors in _pairs(model, jnp.asarray(ids), steps).items():
         values = product_eigenvalues(*factors)
         # Without singular values: no summary below reads them.
         spectrum = Spectrum(values.reshape(-1, *values.shape[-2:]), np.zeros((1, 1, 1)))
