@@ -218,3 +218,10 @@ def test_a_field_of_ones_own_keeps_the_settings_of_the_one_in_whose_place_it_sta
     for name, pair in spectra(theirs, times=2).pairs.items():
         np.testing.assert_array_equal(spectra(own, times=2).pairs[name].radius, pair.radius)
     assert build(own.config, jax.random.key(0), field=own.field).config == own.config
+
+
+def test_a_field_of_other_sizes_than_the_config_is_refused():
+    """Spectra would take its four heads of width 4 for two of width 8."""
+    field = dataclasses.replace(TINY.field.build(TINY), heads=4, kv_heads=4, head_width=4)
+    with pytest.raises(BadInput, match="the field's heads is 4, but must be that of the config, which is 2"):
+        build(TINY, jax.random.key(0), field=field)
