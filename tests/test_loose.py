@@ -91,7 +91,19 @@ REFUSED = {
     "float tokens": "tokens are float64, but must be whole numbers.",
     "wide tokens": "tokens go from 4294967296 to 4294967335, but must be from 0 to 2147483647.",
     "no batch": "batch_size is 0, but must be at least 1.",
-    "name for a config": "config is 'quickstart-gpt', but must be a config, as `read_yaml` makes of a file.",
+    "name for a config": "config is 'quickstart-gpt', but must be a Config, such as `read_yaml` makes of a file.",
+    "model for a config": "config is a ModelConfig, but must be a Config, such as `read_yaml` makes of a file.",
+    "counted config": "config is a Config, but must be a ModelConfig, such as the `model` of a Config.",
+    "counted model": "config is a Transformer, but must be a ModelConfig, such as the `model` of a Config.",
+    "twin of a config": "config is a Config, but must be a ModelConfig, such as the `model` of a Config.",
+    "scheme for its section": "scheme is a RungeKutta, but must be a SchemeConfig or a ReversibleConfig; `build` takes",
+    "weights for their section": "weights is a TimeWeights, but must be a TimeConfig or",
+    "seed for a key": "key is 0, but must be a random key, such as jax.random.key(0).",
+    "seed for the key of new tokens": "key is 0, but must be a random key, such as jax.random.key(0).",
+    "seed for the key of drafts": "key is 0, but must be a random key, such as jax.random.key(0).",
+    "seed for the key of dropout": "key is 0, but must be a random key, such as jax.random.key(0).",
+    "tokens for a text": "the prompt is [3], but must be text.",
+    "key for a seed": "but must be a whole number.",
     "rule of ones own": "the rule of your own gives 3, but must give a gradient transformation of Optax.",
     "way back": "model.gradient is 'reversible', but the scheme Forward cannot run back",
 }
@@ -114,7 +126,7 @@ def test_it_is_refused_by_name(said, thing):
 SAME = (
     "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
     "trained edges", "flow of a list", "listed mask", "sum of lengths", "whole", "known threshold",
-    "lists of the loss", "narrow ids",
+    "lists of the loss", "narrow ids", "counted edges",
 )  # fmt: skip
 """What is taken as what it stands for."""
 
@@ -149,6 +161,7 @@ def _say() -> dict[str, str]:
         evaluate,
         export,
         finetune_config,
+        flops,
         flow_exponents,
         generate,
         lift,
@@ -159,6 +172,7 @@ def _say() -> dict[str, str]:
         simulate,
         speculate,
         validate,
+        vanilla_twin,
         with_scheme,
     )  # fmt: skip
     from diffeqformer.analysis.gathering import watch_states
@@ -279,6 +293,18 @@ def _say() -> dict[str, str]:
     refused("no batch", lambda: EvaluationBatches(np.arange(40), 8, 0))
     back = dataclasses.replace(TINY, weights="shared", scheme="reversible", gradient="reversible")
     refused("name for a config", lambda: validate("quickstart-gpt"))
+    refused("model for a config", lambda: validate(TINY))
+    refused("counted config", lambda: flops(Config()))
+    refused("counted model", lambda: flops(model))
+    refused("twin of a config", lambda: vanilla_twin(Config()))
+    refused("scheme for its section", lambda: dataclasses.replace(TINY, scheme=model.scheme))
+    refused("weights for their section", lambda: dataclasses.replace(TINY, weights=model.weights))
+    refused("seed for a key", lambda: build(TINY, 0))
+    refused("seed for the key of new tokens", lambda: generate(model, ids, 2, key=0))
+    refused("seed for the key of drafts", lambda: speculate(model, model, ids, 2, key=0))
+    refused("seed for the key of dropout", lambda: model(ids, key=0))
+    refused("tokens for a text", lambda: continue_text(model, train_tokenizer(["a"], 257), [3]))
+    refused("key for a seed", lambda: continue_text(model, train_tokenizer(["a"], 257), "a", seed=key))
     refused("rule of ones own", lambda: optimizer(OptimizerConfig(), lambda step: 1e-3, lambda config, rate: 3))
     refused("way back", lambda: build(back, key, scheme=type("Forward", (LieTrotter,), {})()))
 
@@ -324,6 +350,7 @@ def _say() -> dict[str, str]:
     given = [model.populate(Grid(2, own)) for own in ((0.0, 0.5, 1.0), [0.0, 0.5, 1.0], jnp.array([0, 0.5, 1.0]))]
     same("list of edges", *(one(ids) for one in given))
     sums = np.cumsum([0, *[1 / 9] * 9])
+    same("counted edges", *(flops(dataclasses.replace(own, edges=given)) for given in (own.edges, own.edges.tolist())))
     same("sum of lengths", Grid(np.int64(9), sums).edges, Grid.of(sums).edges, Grid(9).edges)
     number, stop = Grid(np.int64(3)).steps, jnp.float32(0.1)
     found["whole"] = "the same" if type(number) is int else f"{type(number)}"

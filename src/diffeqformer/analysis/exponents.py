@@ -15,6 +15,7 @@ from jaxtyping import Float, Key
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
+from diffeqformer.nn.dropout import require_key
 
 VectorField = Callable[[float | Array, Array], Array]
 """A vector field `F(t, x)`, of the shape of `x`."""
@@ -109,7 +110,7 @@ def flow_exponents(
         whole(name, value, least)
     if not (isinstance(dt, SupportsFloat) and math.isfinite(dt) and dt != 0):
         raise BadInput(f"dt is {dt}, but must be a number other than 0.")
-    key = jax.random.key(0) if key is None else key
+    key = jax.random.key(0) if key is None else require_key(key)
 
     def advance(t: Array, x: Array) -> Array:
         k1 = field(t, x)

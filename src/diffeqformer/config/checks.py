@@ -32,7 +32,7 @@ def validate(config: Config) -> Config:
 
     **Raises:** `BadInput` naming the first setting that does not, its value, and what would be right.
     """
-    config = checked(config)
+    config = checked(config, Config)
     d, o, t = config.data, config.optimizer, config.trainer
     require_bounds(config)
     if isinstance(o.average, LastConfig) and o.average.updates > t.updates:
@@ -187,7 +187,7 @@ def validate_model(m: ModelConfig) -> ModelConfig:
 
     **Raises:** `BadInput` as `validate`.
     """
-    m = checked(m, "model")
+    m = checked(m, ModelConfig, "model")
     require_bounds(m, "model.")
     if not 0 < m.interval < float("inf"):
         raise BadInput(f"model.horizon is {m.interval}, but must be a positive number.")

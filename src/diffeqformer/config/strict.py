@@ -58,14 +58,16 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
     return cls(**kwargs)
 
 
-def checked(config: Any, where: str = "") -> Any:
+def checked(config: Any, kind: type, where: str = "") -> Any:
     """Return the config as it would be read back from its file: with Python's own numbers, and strings for paths.
 
-    **Raises:** `BadInput` as `from_dict`, or for what is not a config, such as the name of one.
+    **Raises:** `BadInput` as `from_dict`, or for what is not a config of this kind, such as the name of one.
     """
-    if not dataclasses.is_dataclass(config) or isinstance(config, type):
-        raise BadInput(f"{where or 'config'} is {shown(config)}, but must be a config, as `read_yaml` makes of a file.")
-    return from_dict(type(config), to_dict(config), where)
+    if not isinstance(config, kind):
+        found = f"a {type(config).__name__}" if dataclasses.is_dataclass(type(config)) else shown(config)
+        source = "the `model` of a Config" if where else "`read_yaml` makes of a file"
+        raise BadInput(f"config is {found}, but must be a {kind.__name__}, such as {source}.")
+    return from_dict(kind, to_dict(config), where)
 
 
 def parse_value(text: str) -> Any:
@@ -178,12 +180,18 @@ def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
 
 
 class Choosing:
-    """Settings, some of which are a choice of sections: a bare word for one becomes its section on construction."""
+    """Settings, some of which are a choice of sections: a bare word for one becomes its section on construction.
+
+    **Raises:** `BadInput` for a word that names none, or an object in place of a section, such as a scheme.
+    """
 
     def __post_init__(self) -> None:
         for name, choices in choices_of(type(self)).items():
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, section_of(choices, value, name))
+            elif dataclasses.is_dataclass(type(value)) and not isinstance(value, choices):
+                must = " or ".join(f"a {choice.__name__}" for choice in choices if kinds_of(choice) != ("own",))
+                raise BadInput(f"{name} is a {type(value).__name__}, but must be {must}; `build` takes other objects.")
 
 
 def _words(kinds: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from jaxtyping import Key
 from diffeqformer.config import GradientConfig, ModelConfig, OwnConfig, SchemeConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.dropout import require_key
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.linear import Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Field, TransformerField
@@ -39,17 +40,13 @@ def build(
     replace those that the config's sections build. The model's config then says `own` there, and names their class.
 
     **Raises:** `BadInput` if a setting is invalid, if the config has no vocabulary size, or if it names a user's own
-    part that is not given.
+    part that is not given, or for what is not a key.
     """
     own = {"weights": weights, "field": field, "scheme": scheme}
     for (name, part), kind in zip(own.items(), (WeightSource, Field, Scheme), strict=True):
         if part is not None:
             require_part(name, part, kind)
-    if not isinstance(config, ModelConfig):
-        raise BadInput(
-            f"config is a {type(config).__name__}, but must be a ModelConfig, such as the `model` of a Config."
-        )
-    config = validate_model(config)
+    config, key = validate_model(config), require_key(key)
     if config.vocabulary is None:
         raise BadInput("model.vocabulary is not set; give the number of entries of the tokenizer.")
     tokens_key, positions_key, weights_key, head_key = jax.random.split(key, 4)

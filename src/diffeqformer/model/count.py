@@ -9,7 +9,15 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from diffeqformer.config import GradientConfig, LayerConfig, LlamaConfig, ModelConfig, SchemeConfig, TimeConfig
+from diffeqformer.config import (
+    GradientConfig,
+    LayerConfig,
+    LlamaConfig,
+    ModelConfig,
+    SchemeConfig,
+    TimeConfig,
+    validate_model,
+)
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.lora import linear_maps
@@ -50,7 +58,6 @@ def parameters_of(model: Transformer) -> Parameters:
     return Parameters(count(model), count(eqx.filter_eval_shape(lambda m: m.populate().merge(), model)))
 
 
-@lru_cache
 def flops(config: ModelConfig) -> Flops:
     """Count the floating-point operations of a model config.
 
@@ -58,6 +65,11 @@ def flops(config: ModelConfig) -> Flops:
     `4 heads x head width` per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive
     steps are counted as `config.steps` fixed ones, adapters as merged.
     """
+    return _flops(validate_model(config))
+
+
+@lru_cache
+def _flops(config: ModelConfig) -> Flops:
     model = abstract(config)
     block, evaluations = model.field.shapes(), model.scheme.evaluations.times(config.steps)
     visible = (config.context + 1) / 2
@@ -95,6 +107,7 @@ def _matrices(shapes: PyTree) -> int:
 
 def vanilla_twin(config: ModelConfig) -> ModelConfig:
     """Return the vanilla transformer with the same field and sizes: a table of layers, Lie-Trotter steps of 1."""
+    config = validate_model(config)
     own = config.field
     usual = {"nested_norm": False, "norm_shift": False, "final_norm_epsilon": None}
     return dataclasses.replace(

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Key
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.dropout import require_key
 from diffeqformer.nn.embedding import known_ids
 from diffeqformer.plain import shown
 
@@ -41,10 +42,10 @@ def generate(
 
     **Returns:** the new tokens.
 
-    **Raises:** `BadInput` for settings out of range, an empty prompt, or a text longer than the context.
+    **Raises:** `BadInput` for settings out of range, an empty prompt, a text longer than the context, or no key.
     """
     prompt, *_ = asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
-    return _generate(model.populate(steps).merge(), prompt, key, *asked[1:])
+    return _generate(model.populate(steps).merge(), prompt, require_key(key), *asked[1:])
 
 
 def require_sampling(

@@ -13,6 +13,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import COLDEST, probabilities, require_sampling
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
+from diffeqformer.nn.dropout import require_key
 
 
 class Speculation(NamedTuple):
@@ -67,7 +68,7 @@ def speculate(
     Source: Leviathan et al. 2023, arXiv:2211.17192; drafts by layers of the model itself: Zhang et al. 2024,
     arXiv:2309.08168.
     """
-    asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    key, asked = require_key(key), require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
     prompt, new_tokens, temperature, top_k, top_p = asked
     for name in ("vocabulary", "context"):
         own, its = getattr(model.config, name), getattr(draft.config, name)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Key
 from diffeqformer.config import LayerConfig, ModelConfig, OwnConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
-from diffeqformer.nn.dropout import dropout
+from diffeqformer.nn.dropout import dropout, require_key
 from diffeqformer.nn.embedding import Embedding, known_ids
 from diffeqformer.nn.linear import Norm, as_bits, normalise, products, unit_rms
 from diffeqformer.ode.adaptive import solve_adaptively
@@ -290,7 +290,7 @@ class Transformer(eqx.Module):
 
         **Arguments:** `ids`, `steps` and `key` as for the model itself; the others as for `solve`.
         """
-        embedding_key, block_key = (None, None) if key is None else jax.random.split(key)
+        embedding_key, block_key = (None, None) if key is None else jax.random.split(require_key(key))
         x = self.embed(ids, 0 if window is None else window.start)
         x = dropout(x, self.config.dropout.embedding, embedding_key)
         return self.flow(x, steps=steps, key=block_key, observer=observer, cache=cache, window=window)

@@ -126,6 +126,8 @@ def _arguments(
     start: Sequence[int],
 ) -> tuple[jax.Array, int, jax.Array]:
     """Return the encoded prompts, the number of new tokens, and a random key."""
+    if not isinstance(prompt, str):
+        raise BadInput(f"the prompt is {shown(prompt)}, but must be text.")
     ids = encode(tokenizer, prompt)  # encoded as the training text was
     if not ids:
         raise BadInput("the prompt is empty, but must have at least one token.")
@@ -135,7 +137,7 @@ def _arguments(
         raise BadInput(
             f"the prompt has {len(ids)} tokens, which leaves no room in the context, {model.config.context}."
         )
-    if not 0 <= seed < 1 << 32:
+    if not 0 <= whole("seed", seed) < 1 << 32:
         raise BadInput(f"seed is {seed}, but must be at least 0 and below {1 << 32}.")
     prompts = jnp.asarray([ids] * whole("count", count, 1), jnp.int32)
     return prompts, min(NEW_TOKENS, room) if new_tokens is None else new_tokens, jax.random.key(seed)
