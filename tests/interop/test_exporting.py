@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from tokenizers import processors
 
 from diffeqformer.config import (
+    BaseConfig,
     Config,
     KnotsConfig,
     LayerConfig,
@@ -218,6 +219,7 @@ def test_files(tmp_path):
 
 def test_an_imported_models_first_token_stays_its_own(tmp_path):
     run = run_of("vanilla")
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, base=BaseConfig("runs/base")))
     run.tokenizer.post_processor = processors.TemplateProcessing(single="<unk> $A", special_tokens=[("<unk>", 1)])
     for origin, first in (("trained", 0), ("imported", 1), ("fine-tuned", 1)):
         run = dataclasses.replace(run, origin=origin)
