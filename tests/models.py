@@ -1,6 +1,7 @@
 """Tiny models of every kind, shared by the tests."""
 
 import dataclasses
+import gc
 from functools import lru_cache, partial
 
 import equinox as eqx
@@ -119,3 +120,9 @@ class Wrapped(eqx.Module):
 
     def table(self, grid, nodes=END_OF_STEP):
         return self.inner.table(grid, nodes)
+
+
+def programs() -> int:
+    """How many compiled programs JAX holds."""
+    gc.collect()
+    return len(jax.devices()[0].client.live_executables())
