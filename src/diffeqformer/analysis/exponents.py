@@ -15,7 +15,7 @@ from jaxtyping import Float, Key
 from diffeqformer.analysis.finite import require_finite
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
-from diffeqformer.nn.dropout import require_key
+from diffeqformer.nn.keys import require_key
 
 VectorField = Callable[[float | Array, Array], Array]
 """A vector field `F(t, x)`, of the shape of `x`."""

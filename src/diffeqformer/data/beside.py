@@ -58,6 +58,13 @@ def special_tokens(folder: Path) -> dict[str, str]:
     return found
 
 
+def special_token(folder: Path, tokenizer: Tokenizer, role: str) -> list[int]:
+    """Return the token that is declared for a role such as `eos_token`, in a list; empty if the tokenizer has none."""
+    name = special_tokens(folder).get(role)
+    number = None if name is None else tokenizer.token_to_id(name)
+    return [] if number is None else [number]
+
+
 def more_special_tokens(folder: Path) -> list[str]:
     """Return the names of special tokens without a role in `special_tokens`, such as those that begin a chat turn."""
     found: list[str] = []

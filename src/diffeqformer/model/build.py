@@ -12,8 +12,8 @@ from jaxtyping import Key
 from diffeqformer.config import GradientConfig, ModelConfig, OwnConfig, SchemeConfig, validate_model
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.dropout import require_key
 from diffeqformer.nn.embedding import Embedding
+from diffeqformer.nn.keys import require_key
 from diffeqformer.nn.linear import Norm, NormShape, normal, ones, zeros
 from diffeqformer.ode.field import Field, TransformerField
 from diffeqformer.ode.grid import Grid

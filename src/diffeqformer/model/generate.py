@@ -12,8 +12,8 @@ from jaxtyping import Float, Int, Key
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.dropout import require_key
 from diffeqformer.nn.embedding import known_ids
+from diffeqformer.nn.keys import require_key
 from diffeqformer.plain import shown
 
 COLDEST = 1e-6

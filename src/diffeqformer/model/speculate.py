@@ -13,7 +13,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.generate import COLDEST, probabilities, require_sampling
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.attention import KeyValueCache
-from diffeqformer.nn.dropout import require_key
+from diffeqformer.nn.keys import require_key
 
 
 class Speculation(NamedTuple):

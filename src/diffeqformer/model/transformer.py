@@ -15,8 +15,9 @@ from jaxtyping import Float, Int, Key
 from diffeqformer.config import LayerConfig, ModelConfig, OwnConfig, with_steps
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache
-from diffeqformer.nn.dropout import dropout, require_key
+from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.embedding import Embedding, known_ids
+from diffeqformer.nn.keys import require_key
 from diffeqformer.nn.linear import Norm, as_bits, normalise, products, unit_rms
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing

@@ -1,25 +1,9 @@
 """Dropout."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jaxtyping import Float, Key
-
-from diffeqformer.errors import BadInput
-from diffeqformer.plain import shown
-
-
-def require_key(key: Any) -> Key[Array, ""]:
-    """Return a random key.
-
-    **Raises:** `BadInput` for anything else, such as a seed.
-    """
-    if not isinstance(key, Array | np.ndarray):
-        raise BadInput(f"key is {shown(key)}, but must be a random key, such as jax.random.key(0).")
-    return key  # pyright: ignore[reportReturnType]
 
 
 def dropout(x: Float[Array, "*shape"], rate: float, key: Key[Array, ""] | None) -> Float[Array, "*shape"]:

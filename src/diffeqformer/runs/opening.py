@@ -7,7 +7,7 @@ from typing import get_args
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, Which
-from diffeqformer.data.beside import special_tokens
+from diffeqformer.data.beside import special_token
 from diffeqformer.data.tokenizer import end_of_text, ends_of_generation, leading, reading_special_tokens
 from diffeqformer.data.tokenizer_files import load_tokenizer
 from diffeqformer.errors import BadInput
@@ -68,10 +68,7 @@ class Run:
         return next(iter(own), end_of_text(self.tokenizer))
 
     def _declared(self, role: str) -> list[int]:
-        """Return the token that files next to the tokenizer declare for a role, in a list; empty if there is none."""
-        name = special_tokens(self.folder).get(role)
-        number = None if name is None else self.tokenizer.token_to_id(name)
-        return [] if number is None else [number]
+        return special_token(self.folder, self.tokenizer, role)
 
     @property
     def prompts(self) -> Tokenizer:

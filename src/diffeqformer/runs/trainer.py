@@ -16,7 +16,7 @@ import jax
 from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, validate
-from diffeqformer.data.beside import beside_tokenizer, special_tokens
+from diffeqformer.data.beside import beside_tokenizer, special_token
 from diffeqformer.data.cache import TokenCache, prepare
 from diffeqformer.data.loader import Loader
 from diffeqformer.data.stream import Stream
@@ -155,9 +155,7 @@ def samples_of(config: Config, tokenizer: Tokenizer, beside: Path | None = None)
     start, prompts = [], tokenizer
     if config.base.from_imported:
         start, prompts = leading(tokenizer), reading_special_tokens(tokenizer)
-    end = special_tokens(beside).get("eos_token") if beside else None
-    number = None if end is None else tokenizer.token_to_id(end)
-    stops = [] if number is None else [number]
+    stops = special_token(beside, tokenizer, "eos_token") if beside else []
     return Samples(config.trainer.samples, prompts, config.model.context, start, stops)
 
 
