@@ -219,6 +219,7 @@ def test_ten_kills_of_one_or_both_of_two_processes(pair):
     survives(pair, kills=10, updates=60, seed=4)
 
 
+@pytest.mark.slow  # tests/store/test_lock.py has both, of processes that do nothing else
 def test_a_second_process_is_refused_while_the_first_trains_and_a_killed_ones_lock_is_no_obstacle(place):
     place.start("two", 400)
     wait_for(place, "two", "[0-9]*")

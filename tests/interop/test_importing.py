@@ -20,12 +20,14 @@ from diffeqformer.interop.importing import import_huggingface
 from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.lifting import write_derived
 from diffeqformer.runs.opening import load_run
-from tests.cases import slow
+from tests.cases import slow, slow_but
 from tests.interop.folders import CONFIGS, WORDS, golden, word_tokenizer, write
 from tests.models import logits
 from tests.tolerances import STATES
 
 TENSORS = "model.safetensors"
+of_one_family = pytest.mark.parametrize("kind", slow_but(["llama"], CONFIGS), indirect=True)
+"""For what begins where a model of any family has become a run."""
 
 
 @pytest.fixture
@@ -57,6 +59,7 @@ def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     assert sampled.status == 0 and sampled.out.startswith("the cat") and "loses" not in sampled.err
 
 
+@of_one_family
 def test_commands_take_the_run_with_a_text_or_say_that_it_has_none(call, published, tmp_path, text):
     run = tmp_path / "run"
     assert call("import", published, "--to", run).status == 0
@@ -226,6 +229,7 @@ def test_into_an_empty_folder(published, tmp_path):
     assert load_run(tmp_path / "empty").config.model == made.config.model
 
 
+@of_one_family
 def test_a_shorter_context_is_the_same_model_of_shorter_texts(call, kind, published, tmp_path):
     called = call("import", published, "--to", tmp_path / "run", "--context", 6)
     assert called.status == 0, called.err

@@ -50,7 +50,7 @@ def test_the_error_of_bfloat16_does_not_grow_with_depth():
     assert errors[1] < errors[0] < 0.05
 
 
-@pytest.mark.parametrize("gradient", ["plain", "recursive"])
+@pytest.mark.parametrize("gradient", ["recursive", *slow("plain")])
 def test_the_gradient_of_weights_that_serve_all_steps_is_summed_in_float32(gradient):
     """As precise as that of a table whose layers are these weights, summed after they are cast."""
     model, ids = model_of(dataclasses.replace(TINY, weights="shared", gradient=gradient)), tokens()

@@ -38,6 +38,7 @@ from diffeqformer.runs.results import name_of_run
 from diffeqformer.runs.trainer import train
 from diffeqformer.training.optimizer import roles, split_trained
 from diffeqformer.training.update import initial_state, make_update
+from tests.cases import slow
 from tests.models import logits
 from tests.runs.tiny_run import changed, write_text
 from tests.tolerances import GRADIENT, LOSS
@@ -112,7 +113,7 @@ def losses(folder):
     return [(r["kind"], r["step"], r["loss"]) for r in records if "loss" in r]
 
 
-@pytest.mark.parametrize("base", ["continuous", "vanilla"])
+@pytest.mark.parametrize("base", ["continuous", *slow("vanilla")])
 def test_lora_trains_adapters_and_embeddings_and_nothing_else(bases, tmp_path, other_text, base):
     config = tuned(bases / base, tmp_path / "run", other_text, lora=LORA)
     result, start = train(config, Silent()), populated(load_run(bases / base).model, 2)

@@ -294,7 +294,7 @@ def test_an_update_at_several_depths_has_the_mean_of_their_gradients():
     np.testing.assert_allclose(measured.gradient_norm, norm(mean), rtol=1e-4)
 
 
-@pytest.mark.parametrize("with_it", ["one", "rows"])
+@pytest.mark.parametrize("with_it", ["rows", *slow("one")])
 def test_a_frozen_teacher_is_learned_from_at_every_depth(with_it):
     """Cross-entropy with a mixture of the targets and the predictions of the teacher, by its own head."""
     base = {"base__run": "b", "base__method": "continuous"}
