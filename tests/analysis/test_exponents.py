@@ -7,6 +7,7 @@ import pytest
 
 from diffeqformer.analysis.exponents import flow_exponents, kaplan_yorke, orthonormalise
 from diffeqformer.errors import BadInput
+from tests.models import programs
 
 
 def lorenz(t, x):
@@ -83,3 +84,9 @@ def test_kaplan_yorke():
 def test_bad_input(wrong, names):
     with pytest.raises(BadInput, match=names):
         flow_exponents(lorenz, jnp.ones(3), **{"dt": 0.1, "steps": 10, **wrong})
+
+
+def test_calls_outside_compiled_functions_leave_no_programs_behind():
+    call = lambda: flow_exponents(lorenz, jnp.ones(3), dt=0.01, steps=4)
+    found, before = call(), programs()
+    assert np.array_equal(call(), found) and programs() == before

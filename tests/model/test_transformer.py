@@ -11,11 +11,12 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.generate import generate
 from diffeqformer.model.loss import next_token_loss
+from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES
 from tests.cases import slow_but
-from tests.models import COVERING, KINDS, TINY, covering_kinds, logits, model_of, of_dtype, states, tokens
+from tests.models import COVERING, KINDS, TINY, covering_kinds, logits, model_of, of_dtype, programs, states, tokens
 from tests.tolerances import STATES
 
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
@@ -226,3 +227,39 @@ def test_a_field_of_other_sizes_than_the_config_is_refused():
     field = dataclasses.replace(TINY.field.build(TINY), heads=4, kv_heads=4, head_width=4)
     with pytest.raises(BadInput, match="the field's heads is 4, but must be that of the config, which is 2"):
         build(TINY, jax.random.key(0), field=field)
+
+
+def test_calls_outside_compiled_functions_are_compiled_once():
+    """Their number of programs does not grow: JAX keeps each loop that it runs there."""
+    model, ids = model_of(KINDS["shared"]), tokens()
+    call = lambda: (model(ids), model.trajectory(ids), model(ids, steps=EarlyExit(2, 0.1)))
+    found = call()
+    before = programs()
+    again = call()
+    assert programs() == before
+    assert all(np.array_equal(*pair) for pair in zip(found, again, strict=True))
+    assert model.integrate(ids, steps=2).evaluations == (2, 2)
+
+
+@pytest.mark.parametrize("part", ["field", "scheme"])
+def test_a_part_of_ones_own_is_asked_anew_at_each_call(part):
+    """What it reads may have changed, and a program that is kept would not know."""
+    factor = 1.0
+
+    class Field(TransformerField):
+        def attention(self, *args, **settings):
+            y, slot = super().attention(*args, **settings)
+            return factor * y, slot
+
+    class Scheme(type(SCHEMES["euler"])):
+        def step(self, field, carry, dt):
+            return super().step(field, carry, factor * dt)
+
+    given = model_of(TINY).field if part == "field" else SCHEMES["euler"]
+    settings = {one.name: getattr(given, one.name) for one in dataclasses.fields(given)}
+    own = (Field if part == "field" else Scheme)(**settings)
+    model, ids = model_of(TINY).replace(**{part: own}), tokens()
+    before, as_ours = model(ids), model_of(TINY)(ids)
+    np.testing.assert_allclose(before, as_ours, rtol=0, atol=STATES)
+    factor = 2.0
+    assert np.abs(model(ids) - before).max() > 0.01

@@ -132,7 +132,9 @@ def flow_exponents(
 
     skipped, measured = (-(-number_of // every) * every for number_of in (skip, steps))
     start = x, first_tangents(x.size, number, key, x.dtype), jnp.zeros(number, x.dtype)
-    (_, _, sums), _ = jax.lax.scan(group, start, jnp.arange(0, skipped + measured, every))
+    # JAX keeps every loop that it runs outside a compiled function, but drops a compiled function that is used up.
+    loop = jax.jit(lambda start: jax.lax.scan(group, start, jnp.arange(0, skipped + measured, every))[0])
+    _, _, sums = loop(start)
     return sums / (measured * dt)
 
 

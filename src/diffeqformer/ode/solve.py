@@ -6,12 +6,14 @@ a scheme with its own end; and an adjoint decides how the loop is differentiated
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.core import Tracer
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int, Key, PyTree
 
@@ -77,6 +79,7 @@ class Observer(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class States:
     """The observer that keeps the state after every step, in the precision of the state at depth 0."""
 
@@ -118,6 +121,56 @@ def solve(
 
     **Returns:** a `Solution`.
     """
+    program = _Program(field, scheme, grid, horizon, precision, adjoint, observer, until)
+    arrays = {"table": table, "x": x, "key": key, "cache": cache, "window": window}
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((arrays, grid.given))):
+        return _solve(program, **arrays)
+    # Outside a compiled function, JAX would compile the loop at every call, and keep each of these programs for good.
+    found = _solve_compiled(program, arrays) if program.is_known else jax.jit(partial(_solve, program))(**arrays)
+    return found._replace(evaluations=scheme.evaluations.times(grid.steps))
+
+
+class _Program(NamedTuple):
+    """What a solve is compiled for."""
+
+    field: Field
+    scheme: Scheme
+    grid: Grid
+    horizon: float
+    precision: DTypeLike | None
+    adjoint: Adjoint | None
+    observer: Observer | None
+    until: Callable[[PyTree], Array] | None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether equal programs compute the same. A part of a user's own may read what has changed since."""
+        ours = lambda part: is_dataclass(part) and type(part).__module__.startswith(f"{__package__.split('.')[0]}.")
+        parts = self.field, self.scheme, self.adjoint, self.observer, self.until
+        if not all(part is None or ours(part) for part in parts):
+            return False
+        try:
+            hash(self)
+        except TypeError:  # a part holds an array
+            return False
+        return True
+
+
+@partial(jax.jit, static_argnums=0)
+def _solve_compiled(program: _Program, arrays: dict[str, PyTree]) -> Solution:
+    return _solve(program, **arrays)
+
+
+def _solve(
+    program: _Program,
+    *,
+    table: BlockWeights,
+    x: Float[Array, "batch position width"],
+    key: Key[Array, ""] | None,
+    cache: KeyValueCache | None,
+    window: Window | None,
+) -> Solution:
+    field, scheme, grid, horizon, precision, adjoint, observer, until = program
     carry, steps = scheme.start(x), grid.steps
     # Equal steps have one length, a Python number: a constant of the program, not an array to scan over.
     lengths = None if grid.equal else jnp.asarray(horizon * grid.lengths, scheme.state(carry).dtype)
