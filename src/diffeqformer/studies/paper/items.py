@@ -73,7 +73,7 @@ ITEMS = {
         main=4,
         texts=("other", "web"),
         missing="The text of the web needs --web FILES, such as a sample of OpenWebText, and the other text --other "
-        "FILES. The models of web text have the rates that were found on the first text.",
+        "FILES. The models of web text have rates of their own.",
         layout="Validation perplexity of the Llama twins over training, two curves, ours below throughout.",
         figures=((draw.curves, TWINS), (draw.curves, WEB_TWINS)),
     ),

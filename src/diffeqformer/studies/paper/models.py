@@ -30,10 +30,7 @@ MODELS = {
         f"{name}-other": Model(f"quickstart-{name}", rate_of=name, text="other", length=3.0)
         for name in ("gpt", OURS, "shared")
     },
-    **{
-        f"{name}-web": Model(f"quickstart-{name}", rate_of=name, text="web")
-        for name in ("gpt", OURS, "llama", "diffeqformer-llama")
-    },
+    **{f"{name}-web": Model(f"quickstart-{name}", text="web") for name in ("gpt", OURS, "llama", "diffeqformer-llama")},
     "gpt-equal-compute": Model("quickstart-gpt", rate_of="gpt", length=EQUAL_COMPUTE),
     "llama": Model("quickstart-llama"),
     "diffeqformer-llama": Model("quickstart-diffeqformer-llama"),
