@@ -229,6 +229,18 @@ def test_a_field_of_other_sizes_than_the_config_is_refused():
         build(TINY, jax.random.key(0), field=field)
 
 
+@pytest.mark.parametrize("array", [np.ones(8, np.float32), jnp.ones(8)])
+def test_a_field_that_holds_an_array_is_refused(array):
+    """A compiled call failed in JAX's own words, and training left the array as it was."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Gated(TransformerField):
+        gate: np.ndarray | jax.Array | None = None
+
+    with pytest.raises(BadInput, match="field is Gated, which cannot be hashed .* belongs to the weights"):
+        build(TINY, jax.random.key(0), field=Gated(**dataclasses.asdict(TINY.field.build(TINY)), gate=array))
+
+
 def test_calls_outside_compiled_functions_are_compiled_once():
     """Their number of programs does not grow: JAX keeps each loop that it runs there."""
     model, ids = model_of(KINDS["shared"]), tokens()

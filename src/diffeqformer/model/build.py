@@ -83,9 +83,10 @@ def build(
 
 
 def require_part(name: str, part: Any, kind: type) -> None:
-    """Check that a part is an object with the methods of the protocol `kind`.
+    """Check that a part is an object with the methods of the protocol `kind`, and tells programs apart.
 
-    **Raises:** `BadInput` for any other object, naming what one of this kind has not, and for a class.
+    **Raises:** `BadInput` for any other object, naming what one of this kind has not, for a class, and for a field or
+    scheme that cannot be hashed: of the parts, weights alone are arrays, and trained.
     """
     if isinstance(part, type) or not isinstance(part, kind):
         asked = [member for member in dir(kind) if not member.startswith("_")]
@@ -93,6 +94,16 @@ def require_part(name: str, part: Any, kind: type) -> None:
         part_of_it = not isinstance(part, type) and 0 < len(lacking) < len(asked)
         what = f"; it has no {', '.join(lacking)}." if part_of_it else "."
         raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}{what}")
+    if kind is WeightSource:
+        return
+    try:
+        hash(part)
+    except TypeError as error:
+        raise BadInput(
+            f"{name} is {type(part).__name__}, which cannot be hashed ({error}), but is a constant of compiled "
+            "programs: hold tuples of numbers in place of arrays; what is to be trained belongs to the weights, which "
+            "a field names in `shapes`."
+        ) from None
 
 
 def require_sizes(field: Field, config: ModelConfig) -> None:
