@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml
 from diffeqformer.data.cache import TokenCache
-from diffeqformer.errors import BadInput, Damaged, DiffEqFormerError, named
+from diffeqformer.errors import BadInput, Damaged, named
 from diffeqformer.model.build import own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, is_utf8, shown
@@ -29,7 +29,7 @@ from diffeqformer.runs.checkpoint import Checkpoints
 from diffeqformer.runs.distributed import by_main
 from diffeqformer.runs.settings import difference, first_difference, numeric
 from diffeqformer.store.digests import file_digest
-from diffeqformer.store.files import read_sealed, write_sealed, write_whole
+from diffeqformer.store.files import read_sealed, sealed_text, write_whole
 from diffeqformer.store.folders import free_bytes
 from diffeqformer.store.lock import LOCK, folder_lock
 from diffeqformer.store.paths import path_of, require_writable
@@ -122,13 +122,11 @@ class RunFolder:
                     for left in self.path.glob(".*.tmp"):  # left by killed processes, since this one holds the lock
                         left.unlink()
                     # The config first: a kill after any other file would leave a folder that is refused as not a run.
-                    about = {CONFIG: dump_yaml(self.config), TOKENIZER: tokens.tokenizer.to_str(pretty=True)}
-                    for name, text in (about | dict(more)).items():
+                    about = {CONFIG: dump_yaml(self.config), TOKENIZER: tokens.tokenizer.to_str(pretty=True), **more}
+                    about[DATA] = sealed_text({"content": tokens.content, **tokens.statistics})
+                    for name, text in about.items():
                         if not _is_there(self.path / name, text):  # a finished run may lie on a full disk
                             write_whole(self.path / name, text)
-                    described = {"content": tokens.content, **tokens.statistics}
-                    if _kept(self.path / DATA) != described:
-                        write_sealed(self.path / DATA, described)
                 except OSError as error:
                     raise BadInput(f"run folder {str(self.path)!r} cannot be written: {named(error)}.") from error
 
@@ -157,14 +155,6 @@ def _is_there(path: Path, text: str) -> bool:
         return read_small(path, len(wanted)) == wanted
     except OSError:
         return False
-
-
-def _kept(path: Path) -> Document | None:
-    """Return the document in a sealed file; `None` if the file is missing or damaged."""
-    try:
-        return read_sealed(path)
-    except (OSError, DiffEqFormerError):
-        return None
 
 
 def open_config(folder: Path) -> Config:
