@@ -263,16 +263,14 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
                 f"run folder {str(folder)!r} was trained with the {part} {theirs[part]}, but `build` makes "
                 f"{here[part]}."
             )
-    if theirs.keys() == here.keys():
-        return
-    missing = ", ".join(f"{part} {theirs[part]}" for part in theirs if part not in here)
-    if missing:
+    only = lambda one, other: ", ".join(f"{part} {name}" for part, name in one.items() if part not in other)
+    if missing := only(theirs, here):
         raise BadInput(
             f"run folder {str(folder)!r} was trained with parts that only Python can make ({missing}): give `train` "
             "and `load_run` the same `build` that it was trained with."
         )
-    more = ", ".join(f"{part} {here[part]}" for part in here if part not in theirs)
-    raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
+    if more := only(here, theirs):
+        raise BadInput(f"run folder {str(folder)!r} was trained without the parts that `build` makes: {more}.")
 
 
 def settings_of_run(folder: Path, remembered: Document) -> Document:
