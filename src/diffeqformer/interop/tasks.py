@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diffeqformer.errors import BadInput, RunFailed, reason
+from diffeqformer.errors import BadInput, reason
 from diffeqformer.plain import Document, finite_or_none
 from diffeqformer.progress import Progress, Silent
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import made_here, name_of_run
 from diffeqformer.store.digests import digest
-from diffeqformer.store.files import write_sealed
+from diffeqformer.store.files import sealed_text, write_output
 from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import require_no_links
 
@@ -162,7 +162,8 @@ def evaluate_tasks(
             "items": {name: _items(samples) for name, samples in found["samples"].items()},
         }
         shots = None if num_fewshot is None else max(document["num_fewshot"].values(), default=num_fewshot)
-        _write(run.folder / FOLDER / f"{_file_name(document, shots)}.json", document)
+        require_no_links(run.folder)
+        write_output(run.folder / FOLDER / f"{_file_name(document, shots)}.json", sealed_text(document), "evaluation")
         yield document
 
 
@@ -240,12 +241,3 @@ def _file_name(document: Document, num_fewshot: int | None) -> str:
         # Other characters, as in a stop string, are replaced below, and would give different settings one name.
         parts.append(settings if re.fullmatch(r"[\w.,=-]{1,60}", settings) else digest(settings.encode())[:16])
     return re.sub(r"[^\w.-]+", "-", "-".join([*parts, document["scheme"]]))
-
-
-def _write(path: Path, document: Document) -> None:
-    try:
-        path.parent.mkdir(exist_ok=True)
-        require_no_links(path.parent.parent)
-        write_sealed(path, document)
-    except OSError as error:
-        raise RunFailed(f"evaluation {str(path)!r} cannot be written: {reason(error)}.") from error
