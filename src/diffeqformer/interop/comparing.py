@@ -122,9 +122,8 @@ def compare_runs(first: str | Path, second: str | Path) -> Comparison:
             f"run {str(unfinished.folder)!r} has no {RESULTS}, and no task has been evaluated in both runs; "
             "`diffeqformer eval RUN --tasks NAMES` evaluates tasks."
         )
-    tested = [row for row in rows if row.difference is not None]
-    corrected = dict(zip(map(id, tested), holm([row.difference.p for row in tested if row.difference]), strict=True))
-    rows = [row._replace(holm=corrected.get(id(row))) for row in rows]
+    corrected = iter(holm([row.difference.p for row in rows if row.difference]))
+    rows = [row._replace(holm=next(corrected)) if row.difference else row for row in rows]
     only = lambda theirs, ours: tuple(_title(key) for key in theirs.tasks if key not in ours.tasks)
     return Comparison((one, other), tuple(rows), (only(other, one), only(one, other)), tuple(unlike))
 
