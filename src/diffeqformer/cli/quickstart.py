@@ -10,7 +10,7 @@ import tyro
 
 from diffeqformer.cli.output import print_json, print_table
 from diffeqformer.cli.parse import parse
-from diffeqformer.config import find_config, read_yaml, validate
+from diffeqformer.config import read_shipped, validate
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.progress import Terminal
 from diffeqformer.store.paths import path_of, require_writable
@@ -55,11 +55,10 @@ def run(words: Sequence[str], as_json: bool) -> None:
     require_writable(folder, "folder")
     configs = []
     for name in MODELS:
-        path = find_config(name)
-        config = read_yaml(path)
+        config = read_shipped(name)
         batches = config.trainer.evaluate_batches if minutes >= MINUTES / 2 else 4
         trainer = replace(config.trainer, seed=arguments.seed, evaluate_batches=batches)
-        configs.append(validate(replace(config, run=str(folder / path.stem.split("-")[1]), trainer=trainer)))
+        configs.append(validate(replace(config, run=str(folder / name.split("-")[1]), trainer=trainer)))
 
     from diffeqformer.report.text import speed
     from diffeqformer.runs.compare import compare
