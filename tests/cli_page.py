@@ -35,17 +35,13 @@ def page() -> str:
         for verb in verbs:
             module = module_of(verb)
             if not isinstance(module, Verb):
-                parts.append(_command(verb, _arguments(verb, module)))
+                parts.append(_command(verb, module.Arguments))
                 continue
             listed = "".join(f"- `{name}`: {what}\n" for name, what in module.known.items())
             parts.append(f"### {verb}\n\n{module.about}\n\n{listed}")
             for name in module.known:
                 parts.append(_command(f"{verb} {name}", module.module(name).Arguments))
     return "\n".join(parts)
-
-
-def _arguments(verb: str, module: Any) -> type:
-    return getattr(module, "Arguments", None) or getattr(module, f"{verb.title()}Arguments")
 
 
 def _command(command: str, cls: type) -> str:

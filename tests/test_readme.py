@@ -8,7 +8,7 @@ import re
 import pytest
 
 from diffeqformer.cli import VERBS, module_of
-from diffeqformer.cli.parse import arguments_from, parse, shipped_configs
+from diffeqformer.cli.parse import ConfigArguments, arguments_from, parse, shipped_configs
 from diffeqformer.cli.study import Verb
 from diffeqformer.config import Config, read_yaml, validate
 from tests import cli_page
@@ -61,13 +61,13 @@ def test_command_parses(words):
         if not rest:
             return  # lists what there is
         module, rest = module.module(rest[0]), rest[1:]
-    if hasattr(module, "Arguments"):
+    if not issubclass(module.Arguments, ConfigArguments):
         known = module.Arguments(rest[0]) if verb == "finetune" else None  # as the command does, for its choices
         parse(module.Arguments, rest, verb, default=known)
     elif verb == "info" and rest[0].startswith("runs/"):
         assert rest[1:] == []  # a run has its settings
     elif rest[0] in shipped_configs():
-        validate(arguments_from(rest, verb, getattr(module, f"{verb.title()}Arguments")).settings)
+        validate(arguments_from(rest, verb, module.Arguments).settings)
     else:  # a file that only the reader has
         assert rest[0].endswith(".yaml")
         validate(parse(Config, rest[1:], verb, default=Config()))

@@ -57,7 +57,7 @@ def commands() -> Iterator[tuple[str, type]]:
         if isinstance(module, Verb):
             yield from ((f"{verb} {name}", module.module(name).Arguments) for name in module.known)
         else:
-            yield verb, getattr(module, f"{verb.title()}Arguments", None) or module.Arguments
+            yield verb, module.Arguments
 
 
 def _words(command: str, cls: type, first: tuple[str, ...] = ()) -> dict[str, tuple[str, ...]]:

@@ -21,7 +21,7 @@ D_EMB_TABLE = (20, 48, 72, 96, 120, 144)
 
 
 @dataclass(frozen=True)
-class InfoArguments(ConfigArguments):
+class Arguments(ConfigArguments):
     """Parameters, operations per token and memory of a config or a run, beside its vanilla twin.
 
     --mesh.data, .fsdp and .tensor give the devices that it would be trained on.
@@ -38,7 +38,7 @@ class InfoArguments(ConfigArguments):
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Print what a model costs, beside the vanilla transformer of its size, and what d_emb would change."""
-    words, run = positional_first(words, options_of(InfoArguments)), None
+    words, run = positional_first(words, options_of(Arguments)), None
     if words and (path_of(words[0]) / "config.yaml").is_file():
         run = path_of(words[0])
         words[0] = os.path.join(words[0], "config.yaml")  # `Path` would make an option of ./-NAME
@@ -48,7 +48,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         from diffeqformer.runs.folder import open_config
 
         open_config(run)  # to find damage: the numbers of an edited config are not this run's
-    given = arguments_from(words, "info", InfoArguments)
+    given = arguments_from(words, "info", Arguments)
     if given.card and given.card not in DEVICES:
         raise BadInput(f"--card is {given.card!r}, but must be one of {', '.join(DEVICES)}.")
     config = _with_vocabulary(validate(given.settings))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainArguments(ConfigArguments):
+class Arguments(ConfigArguments):
     """Train the model of a config; the same command again continues a run that was stopped.
 
     Example: diffeqformer train quickstart-gpt --run runs/mine --data.source files --data.train 'texts/*.txt'
@@ -32,7 +32,7 @@ class TrainArguments(ConfigArguments):
 
 def run(words: Sequence[str], as_json: bool) -> None:
     """Train the model of a config, or continue its run; write the run's report."""
-    given = arguments_from(words, "train", TrainArguments)
+    given = arguments_from(words, "train", Arguments)
     if not any(word.partition("=")[0] == "--run" for word in words):
         _require_own_folder(Path(given.config), given.settings.run)
     join(given.distributed)
