@@ -39,7 +39,7 @@
     $("colour").value = state.colour;
     if (state.rtol !== null) state.overlay = null;  // explanations are of fixed steps
     choose("overlay", state.rtol !== null ? [] : [["", "nothing"], ...about.methods.map(({ name }) => [name, name])], state.overlay ?? "");
-    choose("draft", [[-1, "no drafts"], ...[1, 2, 3, 4, 6, 8].filter((n) => n >= own.least && n < state.steps).map((n) => [n, `${n} step${n > 1 ? "s" : ""}`])], state.draft);
+    choose("draft", [[-1, "no drafts"], ...[1, 2, 3, 4, 6, 8].filter((n) => n >= own.least && n < state.steps).map((n) => [n, plural(n)])], state.draft);
     if ($("draft").value === "") $("draft").value = state.draft = -1;
     choose("exit", [["", "none"], ...[0.003, 0.01, 0.03, 0.1, 0.3, 1].map((value) => [value, `below ${value}`])], state.exit ?? "");
     if ($("exit").selectedIndex < 0) $("exit").value = state.exit = "";

@@ -48,8 +48,8 @@ const strips = (attention) => {
     return [make("span", { textContent: `head ${head}` }), picture];
   });
 };
-const swatch = (share) => { const sample = make("i"); sample.style.background = css(colour(RISING, share)); return sample; };
-const range = (low, high) => [`${low} `, swatch(0), swatch(0.5), swatch(1), ` ${high}`];
+const swatch = (shade) => { const sample = make("i"); sample.style.background = css(shade); return sample; };
+const range = (low, high, shades = [0, 0.5, 1].map((share) => colour(RISING, share))) => [`${low} `, ...shades.map(swatch), ` ${high}`];
 
 // The next number above that is easy to read.
 const easy = (value) => {

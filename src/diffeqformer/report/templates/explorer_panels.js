@@ -44,7 +44,7 @@ const continuation = async ({ question, count, draft, threshold, start, told, st
 const WORDS = { drafted: "drafted and accepted", replaced: "replaces a draft that was rejected", own: "not drafted" };
 const continued = (found, steps, draft) => found.map(({ piece, p, taken, drafted, replaced }) => {
   const kind = drafted ? "drafted" : replaced ? "replaced" : "own";
-  const token = make("span", { className: draft ? kind : "own", title: `probability ${written(p)}, ${taken} of ${steps} step${steps > 1 ? "s" : ""}${draft ? `, ${WORDS[kind]}` : ""}` }, piece, ...(draft || taken < steps ? [make("small", { textContent: taken })] : []));
+  const token = make("span", { className: draft ? kind : "own", title: `probability ${written(p)}, ${taken} of ${plural(steps)}${draft ? `, ${WORDS[kind]}` : ""}` }, piece, ...(draft || taken < steps ? [make("small", { textContent: taken })] : []));
   token.dataset.taken = taken;
   return token;
 });
@@ -52,9 +52,9 @@ const tally = (found, steps, draft, threshold) => {
   const mean = found.reduce((sum, { taken }) => sum + taken, 0) / found.length;
   const drafted = found.filter((one) => one.drafted).length;
   const rejected = found.filter((one) => one.replaced).length;
-  return [`${found.length} tokens, the most likely one each time, by ${steps} step${steps > 1 ? "s" : ""}.`,
+  return [`${found.length} tokens, the most likely one each time, by ${plural(steps)}.`,
     threshold === null ? "" : `With early exit below ${threshold} they took ${mean.toFixed(1)} steps on average (small numbers).`,
-    draft ? `Drafts at ${draft} step${draft > 1 ? "s" : ""} gave ${drafted} of them (underlined); after a wrong one all steps’ own came ${rejected} times (≠).` : ""].filter(Boolean).join(" ");
+    draft ? `Drafts at ${plural(draft)} gave ${drafted} of them (underlined); after a wrong one all steps’ own came ${rejected} times (≠).` : ""].filter(Boolean).join(" ");
 };
 
 // Scores of the tokens up to an output as colours of their heads in the grid, and in words.
@@ -67,9 +67,8 @@ const overlay = (cells, tokens, { name, description, signed }, { piece, p, score
     cell.title = `${tokens[i]}${shade ? `: ${name} ${written(scores[i])}` : ""}`;
   });
   const best = scores.reduce((a, v, i) => (i !== own && known(v) && (a < 0 || v > scores[a]) ? i : a), -1);
-  const shadeOf = (value) => { const sample = make("i"); sample.style.background = css(paint(value)); return sample; };
   return [`First row: on which tokens “${piece}” (probability ${written(p, 2)}), predicted after token ${own} “${tokens[own]}”, rests by ${name}, `,
-    `${written(low)} `, shadeOf(low), shadeOf((low + high) / 2), shadeOf(high), ` ${written(high)}.`,
+    ...range(written(low), `${written(high)}.`, [low, (low + high) / 2, high].map(paint)),
     best < 0 ? "" : ` Highest before its own: token ${best} “${tokens[best]}” (${written(scores[best])}).`, ` ${description}`];
 };
 
