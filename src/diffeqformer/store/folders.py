@@ -152,10 +152,8 @@ def candidate(folder: Path) -> Iterator[Path]:
             lock = os.open(aside, os.O_RDONLY)
         except FileNotFoundError:
             continue  # another process cleaned up before we held the lock
-        try:
+        with suppress(OSError):  # without locks in the file system, nobody can take this folder for abandoned either
             fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError:
-            pass  # without locks in the file system, nobody can take this folder for abandoned either
         # Between `mkdir` and the lock another process may have removed it as abandoned.
         if aside.exists():
             break
