@@ -207,7 +207,7 @@ def test_losing_a_race_at_the_rename_uses_the_other_processs_cache(tmp_path, fil
     assert np.array_equal(cache.train, other.train) and names(tmp_path / "cache") == [other.folder.name]
 
 
-@pytest.mark.parametrize("stop", ["write_whole", "_pack", "_signature", "sync_folder"])
+@pytest.mark.parametrize("stop", ["write_whole", "_pack", "file_digest", "sync_folder"])
 def test_an_interrupted_build_leaves_nothing(tmp_path, files_config, progress, monkeypatch, stop):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -176,12 +176,12 @@ def _build(
             statistics |= _pack_tokens(part, folder, dtype, split, progress)
         else:
             statistics |= _pack(part, tokenizer, folder / f"{split}.bin", dtype, split, progress)
-    files = sorted(path.name for path in folder.iterdir())
+    files = sorted(folder.iterdir())
     meta = {
         "version": PACKING_VERSION,
         "dtype": dtype.str,
         "statistics": statistics,
-        "files": {file: _signature(folder / file) for file in files},
+        "files": {path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in files},
     }
     write_sealed(folder / "meta.json", meta)
     sync_folder(folder)
@@ -322,7 +322,3 @@ def _open(folder: Path, corpus: Corpus | None = None) -> TokenCache:
         validation_mask=masks.get("validation"),
         stream=stream,
     )
-
-
-def _signature(path: Path) -> Document:
-    return {"bytes": path.stat().st_size, "sha256": file_digest(path)}
