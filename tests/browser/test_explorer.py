@@ -84,6 +84,14 @@ def cells_of(found):
     ]
 
 
+def test_a_model_trained_with_a_tolerance_has_no_number_of_steps(browser, address):
+    opened(browser, address, 1280)
+    about = "{ trained: [], least: 1, most: 64, scheme: 'heun' }"
+    of = lambda rtol: browser.run(f"return trainedAt({about}, {{ steps: 6, scheme: 'heun', rtol: {rtol} }})")
+    assert of("0.01") == ["Trained with a tolerance, by which the solver chooses its own steps.", ""]
+    assert of("null")[0].endswith("by which the solver chooses its own steps; these are others.")
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_turn_of_the_dial_shows_what_python_gives(browser, session, address, width):
     start = opened(browser, address, width)

@@ -41,6 +41,7 @@ from diffeqformer.interop.peft import save_adapter
 from diffeqformer.model.build import build
 from diffeqformer.model.lift import left_out, of_rows
 from diffeqformer.ode.schemes import SCHEMES, OneStep
+from diffeqformer.runs.opening import load_run
 from diffeqformer.sharding import by_path
 from tests.cases import slow, slow_but
 from tests.interop.folders import CONFIGS, golden, word_tokenizer, write
@@ -348,11 +349,11 @@ def test_adapters_are_merged_or_apart(tmp_path):
 # ----- The model card
 
 
-def write_results(folder: Path, corpus: str, config: Config | None = None) -> None:
+def write_results(folder: Path, corpus: str, config: Config | None = None, bits: float | None = 1.5) -> None:
     """What training leaves behind, as far as a card reads it; of a run that is not written, its config, too."""
     if config is not None:
         (folder / "config.yaml").write_text(dump_yaml(config))
-    measured = {"loss": 3.25, "perplexity": None, "bits_per_byte": 1.5}
+    measured = {"loss": 3.25, "perplexity": None, "bits_per_byte": bits}
     settings = to_dict(read_yaml(folder / "config.yaml"))
     entry = {"validation": measured, "tokens": 4000, "updates": 3, "steps": 3, "config": settings}
     text = {"name": corpus, "validation_tokens": 500}
@@ -372,6 +373,13 @@ def test_the_card_of_a_finished_run(call, saved, tmp_path):
     assert "learning_rate: 0.001" in body and "trust_remote_code=True" in body
     assert str(run.parent) not in body and "cache" not in body
     assert read(tmp_path / "made")["steps"] == 5
+
+
+def test_the_card_of_a_run_without_bits_per_byte(saved, tmp_path):
+    run = saved("diffeqformer")
+    write_results(run, "pointer", bits=None)
+    export(load_run(run), tmp_path / "made")
+    assert "| perplexity | not finite |\n| bits per byte | – |" in (tmp_path / "made" / "README.md").read_text()
 
 
 def test_the_card_of_a_continuous_model(tmp_path):

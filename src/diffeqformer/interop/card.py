@@ -4,6 +4,7 @@ The facts come from the run's config.yaml and results.json. Folder paths stay on
 else may have written (names of runs, datasets, tokenizers) is inserted as text, never as markup.
 """
 
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diffeqformer.config import Config, to_dict
 from diffeqformer.plain import Document, version_of
-from diffeqformer.report.text import number
+from diffeqformer.report.text import MISSING, number
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, results_of, weights_in_words
 
@@ -77,11 +78,13 @@ def fenced(text: str, language: str) -> str:
 
 def _results(run: Run) -> tuple[Document, dict[str, str]]:
     """Return facts of the run's entry in results.json, and rows to show; both empty if another version wrote it."""
-    found = results_of(run.folder) or {}
+    results = results_of(run.folder) or {}
     try:
-        (entry,) = found["models"]
-        corpus = found["corpus"]
-        whole = {name: float("nan") if value is None else value for name, value in entry["validation"].items()}
+        (entry,) = results["models"]
+        corpus = results["corpus"]
+        found = entry["validation"]
+        known = lambda name, digits: number(math.nan if found[name] is None else found[name], digits)
+        unknown = found["bits_per_byte"] is None and found["loss"] is not None  # such as the bytes of a puzzle
         tolerance = run.config.model.tolerance
         at = f"at {entry['steps']} steps" if tolerance is None else f"by adaptive steps (rtol {tolerance.rtol:g})"
         return {"at": at, "steps": None if tolerance else entry["steps"], "updates": entry["updates"]}, {
@@ -89,9 +92,9 @@ def _results(run: Run) -> tuple[Document, dict[str, str]]:
             "training tokens seen": f"{entry['tokens']:,}",
             "updates": f"{entry['updates']:,}",
             "validation tokens": f"{corpus['validation_tokens']:,}",
-            "validation loss (nats)": number(whole["loss"], 4),
-            "perplexity": number(whole["perplexity"], 2),
-            "bits per byte": number(whole["bits_per_byte"], 4),
+            "validation loss (nats)": known("loss", 4),
+            "perplexity": known("perplexity", 2),
+            "bits per byte": MISSING if unknown else known("bits_per_byte", 4),
         }
     except (KeyError, TypeError, ValueError):
         return {}, {}

@@ -145,7 +145,7 @@ class _Program(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether equal programs compute the same. A part of a user's own may read what has changed since."""
-        ours = lambda part: is_dataclass(part) and type(part).__module__.startswith(f"{__package__.split('.')[0]}.")
+        ours = lambda part: is_dataclass(part) and type(part).__module__.startswith("diffeqformer.")
         parts = self.field, self.scheme, self.adjoint, self.observer, self.until
         if not all(part is None or ours(part) for part in parts):
             return False

@@ -8,6 +8,8 @@ const sentence = (tokens, piece, p, end) => {
 };
 // What the dial says of the depths of training, and how it looks: elsewhere a prediction is no fact about the model.
 const trainedAt = ({ trained, least, most, scheme: own }, { steps, scheme, rtol }) => {
+  const adaptive = "with a tolerance, by which the solver chooses its own steps";
+  if (!trained.length) return rtol === null || scheme !== own ? [`Trained by ${own} ${adaptive}; these are others.`, "elsewhere"] : [`Trained ${adaptive}.`, ""];
   const said = trained.length > 1 ? `${trained.slice(0, -1).join(", ")} and ${trained.at(-1)} steps` : plural(trained[0]);
   if (scheme !== own) return [`Trained at ${said} with the scheme ${own}; this is another.`, "elsewhere"];
   if (rtol !== null) return [`Trained at ${said}; with a tolerance the solver chooses its own.`, "elsewhere"];
