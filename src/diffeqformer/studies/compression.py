@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from diffeqformer.config.bounds import SIZES, setting
 from diffeqformer.errors import BadInput
-from diffeqformer.plain import Values
+from diffeqformer.plain import Values, finite_or_none
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import finite, join, percent, perplexity
@@ -132,8 +132,8 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
         "Perplexity against the share of the blocks' parameters kept, without training; the grey line is the whole "
         "model."
     )
-    names = ("size", "numbers", "loss")
-    arrays = {name: np.asarray([row[name] for row in found]) for name in names}
+    smaller = [{**row, "loss": finite_or_none(row["loss"])} for row in found]
+    arrays = {name: np.asarray([row[name] for row in found]) for name in ("size", "numbers", "loss")}
     return Result(
         "compression",
         "Which loses less: layers that share their parameters, or layers of lower rank?",
@@ -147,15 +147,10 @@ def result(found: Sequence[Values], known: Values, about: str, folder: Path = Pa
         (table(found, known),),
         (both_widths("compression-loss", caption, loss_against_size, found, known),),
         arrays={**arrays, "way": np.asarray([row["way"] for row in found]), "original": np.asarray(known["original"])},
-        document={**_finite(known, "original"), "smaller": [_finite(row, "loss") for row in found]},
+        document={**known, "original": finite_or_none(known["original"]), "smaller": smaller},
         notes=notes(known["layers"]),
         folder=folder,
     )
-
-
-def _finite(row: Values, name: str) -> dict[str, Any]:
-    """Replace an entry that is not finite, for which JSON has no number, by `None`."""
-    return {**row, name: row[name] if finite(row[name]) else None}
 
 
 def notes(layers: int) -> tuple[str, ...]:
