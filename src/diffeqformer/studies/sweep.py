@@ -220,14 +220,14 @@ def losses_by(name: str, rows: Sequence[Values], *, width: float) -> "Figure":
 
     known = [(row["settings"][name], row["loss"]) for row in rows if math.isfinite(row["loss"])]
     numeric = all(type(value) in (int, float) for value, _ in known)
-    values = sorted({value for value, _ in known}) if numeric else list(dict.fromkeys(str(value) for value, _ in known))
+    names = list(dict.fromkeys(str(value) for value, _ in known))
     with drawing(width, 3.2) as (figure, axes):
         (axis,) = axes.flat
-        places = [value if numeric else values.index(str(value)) for value, _ in known]
+        places = [value if numeric else names.index(str(value)) for value, _ in known]
         axis.plot(places, [loss for _, loss in known], linestyle="", marker="o", color=color(0))
-        if numeric and min(places) > 0 and max(places) > 5 * min(places):
-            axis.set_xscale("log")
         if not numeric:
-            axis.set_xticks(range(len(values)), values, parse_math=False)
+            axis.set_xticks(range(len(names)), names, parse_math=False)
+        elif min(places) > 0 and max(places) > 5 * min(places):
+            axis.set_xscale("log")
         axis.set(xlabel=name, ylabel="validation loss (nats per token)")
     return figure

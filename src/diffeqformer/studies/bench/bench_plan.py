@@ -120,7 +120,7 @@ def mesh_for(config: Config, devices: int, device: Device) -> tuple[int, int] | 
     """Return `data` and `fsdp`: weights are sharded over as few devices as their state needs; `None` if none fit."""
     from diffeqformer.runs.footprint import update_footprint
 
-    for fsdp in (cut for cut in (2**power for power in range(11)) if cut <= devices and devices % cut == 0):
+    for fsdp in (cut for cut in (2**power for power in range(11)) if devices % cut == 0):
         mesh = (devices // fsdp, fsdp)
         state = update_footprint(with_values(config, _meshed(config, mesh)), compiled=False)
         if state.weights + state.optimizer + state.gradients <= FULL * USABLE * device.memory:

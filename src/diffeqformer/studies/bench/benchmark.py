@@ -236,19 +236,18 @@ def seconds(value: float) -> str:
     return f"{number(scaled, 2 if scaled < 10 else 1 if scaled < 100 else 0)} {unit}"
 
 
-def timed_table(caption: str, names: Mapping[str, Cell], more: Mapping[str, Cell] | None = None) -> Tables:
+def timed_table(caption: str, names: Mapping[str, Cell], more: Mapping[str, Cell] = {}) -> Tables:
     """Make a function from a document to a table with one row per thing timed.
 
     **Arguments:** `caption`, with entries of the document in braces; `names` and `more`, the columns before and after
     those of `TIMES` and `RATIOS`.
     """
-    after = more or {}
 
     def tables(document: Document) -> tuple[Table, ...]:
         cells = lambda columns, row: (cell(row) for cell in columns.values())
-        rows = [(*cells(names, row), *times(row), *ratios(row), *cells(after, row)) for row in document["rows"]]
+        rows = [(*cells(names, row), *times(row), *ratios(row), *cells(more, row)) for row in document["rows"]]
         sizes = {"sizes": stated_sizes(document)} if "sizes" in document else {}
-        return (Table(caption.format(**document | sizes), (*names, *TIMES, *RATIOS, *after), rows),)
+        return (Table(caption.format(**document | sizes), (*names, *TIMES, *RATIOS, *more), rows),)
 
     return tables
 

@@ -283,9 +283,7 @@ def headline(records: Sequence[Record]) -> str:
         return f"The lowest loss is {lowest}."
     said = _verdicts(judged)
     what = "reach" if puzzle(records) else "loss"
-    elastic = means(records, "elastic", what)
-    if not elastic:
-        return said
+    elastic = means(records, "elastic", what)  # criteria are about it, so some are there
     if what == "reach":
         ends = join([f"{elastic[steps]:.1f} hops at {steps}" for steps in (2, 4, 8, 16) if steps in elastic])
         most = max(elastic, key=lambda steps: elastic[steps])
