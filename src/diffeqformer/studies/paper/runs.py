@@ -192,16 +192,13 @@ class Runs:
             if self.arguments.finished:  # else it is written again, with a line that says so
                 raise
             found = None
-        if found is not None:
-            RunFolder(config).require_own()
-            self._require_text(config)
-            return _finished(config, found["models"][0], opened)
         diverged = Path(config.run) / DIVERGED
-        if diverged.is_file():
+        if found is not None or diverged.is_file():
             RunFolder(config).require_own()
             self._require_text(config)
-            self.progress.say(read_sealed(diverged)["error"])
-            return None
+            if found is not None:
+                return _finished(config, found["models"][0], opened)
+            return self.progress.say(read_sealed(diverged)["error"])
         if self.arguments.finished:
             self.untrained.add(config.run)
             return None
