@@ -239,7 +239,7 @@ def change(models: Models, what: str, write: Callable[[float], str]) -> str:
 
 def path(found: "Spectra", pair: str, what: str, write: Callable[[float], str]) -> str:
     """Format a summary at the first step, at its turns if any, and at the last: `0.58 → 0.32 at step 8 → 0.73`."""
-    values = _of_steps(found, pair, what)
+    values = mean_at_steps(found, pair, what)
     if found.alike:
         return write(values[0])
     between = [f"{write(values[i])} at {_where(found, pair, i)}" for i in turns(values, what)]
@@ -264,7 +264,7 @@ def headline(found: "Spectra") -> str:
 
     said: list[tuple[int, str]] = []
     for pair, does in WHAT.items():
-        values = _of_steps(found, pair, SHARE)
+        values = mean_at_steps(found, pair, SHARE)
         first, last = _mostly(values[0]), _mostly(values[-1])
         others = [one for one in map(_mostly, values[turns(values, SHARE)]) if one not in (first, last)]
         rank, does_what = (
@@ -298,8 +298,8 @@ def by_head(found: "Spectra") -> str:
     return f" From the first step to the last it grows in {join(said)}." if said else ""
 
 
-def _of_steps(found: "Spectra", pair: str, what: str) -> "np.ndarray":
-    """Return a summary at the steps, mean over heads."""
+def mean_at_steps(found: "Spectra", pair: str, what: str) -> "np.ndarray":
+    """Return a summary at each step, the mean over heads, (step,)."""
     return found.pairs[pair].summaries()[what][found.steps(pair)].mean(-1)
 
 

@@ -14,7 +14,7 @@ from diffeqformer.analysis.clusters import simulate
 from diffeqformer.analysis.faithfulness import PAIRWISE, faithfulness
 from diffeqformer.analysis.induction import measure_induction
 from diffeqformer.analysis.inference import MATCHING, Induction
-from diffeqformer.analysis.spectra import Spectra, spectra
+from diffeqformer.analysis.spectra import RADIUS, Spectra, spectra
 from diffeqformer.config import Config, with_values
 from diffeqformer.data.cache import tokens_of
 from diffeqformer.data.loader import EvaluationBatches
@@ -31,6 +31,7 @@ from diffeqformer.runs.folder import CHECKPOINTS, open_config
 from diffeqformer.runs.footprint import update_footprint
 from diffeqformer.runs.opening import load_run
 from diffeqformer.studies.paper.claims import Claim, Finished, Measure, Trained
+from diffeqformer.studies.spectra import mean_at_steps
 from diffeqformer.training.update import initial_state
 
 P = ParamSpec("P")
@@ -123,22 +124,16 @@ def growth_at(found: Trained, name: str, pair: str, part: float) -> float | None
 @measured
 def peak(found: Trained, name: str, pair: str) -> float:
     """Return the logarithm of a step's largest spectral radius in the last third over the largest before that."""
-    radius = _radius(spectra(found.models[name].open().model, times=0), pair)
+    radius = mean_at_steps(spectra(found.models[name].open().model, times=0), pair, RADIUS)
     third = max(1, len(radius) // 3)
     return math.log(radius[-third:].max() / radius[:-third].max())
 
 
 def grown(seen: Spectra, pair: str) -> float:
     """Compute `growth` from spectra."""
-    radius = _radius(seen, pair)
+    radius = mean_at_steps(seen, pair, RADIUS)
     third = max(1, len(radius) // 3)
     return math.log(radius[-third:].mean() / radius[:third].mean())
-
-
-def _radius(seen: Spectra, pair: str) -> np.ndarray:
-    """Return the spectral radius of each step, averaged over heads."""
-    radius = seen.pairs[pair].radius[seen.steps(pair)]
-    return radius.reshape(len(radius), -1).mean(1)
 
 
 def models_over(one: Finished) -> dict[int, Transformer]:
