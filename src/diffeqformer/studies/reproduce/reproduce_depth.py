@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import tyro
 
-from diffeqformer.config import BaseConfig, Config, DataConfig, LayerDropConfig, read_shipped, with_values
+from diffeqformer.config import BaseConfig, Config, DataConfig, read_shipped, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, require_once, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
@@ -250,11 +250,11 @@ def readings(result: "TrainResult", alone: bool, progress: Progress) -> list[Doc
     **Returns:** for each, `steps`, `loss`, `perplexity`, and for a puzzle `accuracy` by difficulty.
     """
     from diffeqformer.evaluation.accuracy import accuracy_of
+    from diffeqformer.evaluation.depth import possible_depths
     from diffeqformer.runs.readings import at_depths_of
 
-    m, puzzle = result.config.model, result.config.data.puzzle
-    most = m.weights.layers or m.steps if isinstance(m.weights, LayerDropConfig) else max(READ)
-    depths = [m.steps] if alone else [steps for steps in READ if steps <= most]
+    puzzle = result.config.data.puzzle
+    depths = [result.config.model.steps] if alone else possible_depths(result.model, READ)
     rows: list[Document] = [dict(row) for row in at_depths_of(result, depths, progress)]
     if puzzle:
         for row in rows:
