@@ -62,20 +62,15 @@ def compare_lyapunov(progress: Progress) -> b.Document:
     ids = jnp.asarray(np.random.default_rng(0).integers(0, config.vocabulary or 0, TOKENS), jnp.int32)
     first = first_tangents(config.width, 1, jax.random.key(0), jnp.float32)
     arguments = model, ids, jnp.asarray(TOKENS - 1), jnp.arange(TOKENS), first
-    fast = pairwise_growth.lower(*arguments).compile()
-    with progress.stage("Pairwise exponents, both ways", REPEATS + 2) as stage:
-        times, found = [], None
-        for _ in range(REPEATS + 1):  # the first is a warm-up
-            taken, found = b.timed(partial(fast, *arguments))
-            times.append(taken)
-            stage.advance(1, f"{taken:.3f} s")
-        dense = jax.jit(_dense).lower(model, ids, first).compile()
+    fast = partial(pairwise_growth.lower(*arguments).compile(), *arguments)
+    (times,) = b.take_turns({"pairwise exponents": fast}, REPEATS, progress).values()
+    dense = jax.jit(_dense).lower(model, ids, first).compile()
+    with progress.stage("Dense Jacobians", 1):
         dense_seconds, wanted = b.timed(partial(dense, model, ids, first))
-        stage.advance(1, f"dense {dense_seconds:.1f} s")
     return {
         "width": config.width, "steps": config.steps, "heads": config.heads, "tokens": TOKENS,
-        **b.beside_dense(times[1:], dense_seconds),
-        "largest_difference": float(np.abs(np.asarray(found).sum(0) - np.asarray(wanted)).max()),
+        **b.beside_dense(times, dense_seconds),
+        "largest_difference": float(np.abs(np.asarray(fast()).sum(0) - np.asarray(wanted)).max()),
     }  # fmt: skip
 
 

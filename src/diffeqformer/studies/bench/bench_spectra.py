@@ -43,7 +43,7 @@ def compare_spectra(
     Matrices are normal with standard deviation 0.02, float32 as in a model; both ways compute in float64 and start from
     the whole matrices of a step. The default size is GPT-medium's.
 
-    **Arguments:** `rounds`, timed after one that compiles; `dense`, how many of the 2 * steps * heads D x D products
+    **Arguments:** `rounds`, as for `take_turns`; `dense`, how many of the 2 * steps * heads D x D products
     are made and solved, evenly spread (the time of all is extrapolated from their mean); `None` for all of them.
 
     **Returns:** `seconds` (median), their `spread`, `dense_seconds_each` (median), `dense_seconds` (for all),
@@ -65,11 +65,8 @@ def compare_spectra(
             left, right = factors(jnp.asarray(qkv), jnp.asarray(output), heads)
         return product_eigenvalues(left, right)
 
-    values, seconds = fast(), []  # this first call compiles
-    with progress.stage("Eigenvalues through small matrices", rounds) as stage:
-        for _ in range(rounds):
-            seconds.append(b.timed(fast)[0])
-            stage.advance(1)
+    values = fast()
+    (seconds,) = b.take_turns({"eigenvalues through small matrices": fast}, rounds, progress).values()
     total = 2 * steps * heads
     chosen = np.unique(np.linspace(0, total - 1, total if dense is None else min(dense, total)).astype(int))
     each, differences = [], []
