@@ -87,14 +87,14 @@ def compare_drafts(
     import jax
     import jax.numpy as jnp
 
+    from diffeqformer.data.loader import spread_windows
     from diffeqformer.model.generate import generate
     from diffeqformer.model.speculate import speculate
 
     new = model.config.context - PROMPT - max(draft_lengths)
     if new < PROMPT:
         raise BadInput(f"the model's context is {model.config.context}, too short for prompts, text and drafts.")
-    starts = np.linspace(0, len(text) - PROMPT, PROMPTS).astype(int)
-    prompts = [jnp.asarray(text[None, start : start + PROMPT], jnp.int32) for start in starts]
+    prompts = [jnp.asarray(window[None]) for window in spread_windows(text, PROMPTS, PROMPT)]
     key, readings = jax.random.key(0), {depth: model.populate(depth) for depth in (steps, *draft_steps)}
 
     def plain() -> list[np.ndarray]:
