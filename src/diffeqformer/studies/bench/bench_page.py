@@ -10,8 +10,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import join
-from diffeqformer.store.files import read_sealed
-from diffeqformer.store.files import write_output as write_file
+from diffeqformer.store.files import read_sealed, write_output
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies import BENCHMARKS
 from diffeqformer.studies.bench.benchmark import Benchmark
@@ -75,8 +74,8 @@ def write(result: Page, arguments: Arguments) -> dict[str, object]:
 
     path = path_of(arguments.to)
     for figure in result.figures:
-        write_file(path.with_name(f"{path.stem}-{figure.name}.png"), save(figure.figure, "png"), "figure")
-    write_file(path, result.markdown.encode(), "page")
+        write_output(path.with_name(f"{path.stem}-{figure.name}.png"), save(figure.figure, "png"), "figure")
+    write_output(path, result.markdown.encode(), "page")
     return {"page": str(path)}
 
 
