@@ -69,9 +69,7 @@ def commands_of(run: str, text: Path) -> dict[str, tuple[str, ...]]:
     return {f"diffeqformer {name} RUN, again": ("-m", "diffeqformer", *rest) for name, rest in words.items()}
 
 
-def compare_start(
-    rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]] = COMMANDS
-) -> list[b.Document]:
+def compare_start(rounds: int, progress: Progress, commands: Mapping[str, Sequence[str]]) -> list[b.Document]:
     """Time each command from start to end as a process of its own, in turns; files are then in the system's cache.
 
     **Returns:** one row per command, `PYTHON` among them: the numbers of `summary`, ratios to Python's own start.
