@@ -187,7 +187,7 @@ def words(runs: Runs, names: Names) -> list[Figure]:
     for name, one in _there(runs, names).items():
         opened = one.open()
         ids = np.asarray(opened.tokens.validation[:SHADED], np.int32)
-        tokens = [visible(opened.tokens.tokenizer.decode([int(token)])) for token in ids]
+        tokens = [visible(opened.tokens.tokenizer.decode([int(token)], skip_special_tokens=False)) for token in ids]
         scores = pairwise(opened.model, jnp.asarray(ids), (SHADED - 1,)).leading[0]
         said = (
             f"In {name}, {_seed(runs)}: the first {SHADED} tokens of the validation split, shaded by their pairwise "

@@ -186,11 +186,12 @@ def _deeper(records: Sequence[Record]) -> Iterator[Row]:
     elastic = [r for r in records if r["kind"] == "elastic"]
     deep, shallow = ({r["seed"]: r["loss"] for r in elastic if r["steps"] == steps} for steps in (DEEP, SHALLOW))
     mark = f"{DEEP} steps at least {percent(GAIN)} below {SHALLOW}, by more than two standard deviations"
-    gains = [deep[seed] - shallow[seed] for seed in deep if seed in shallow]
-    if not gains:
+    pairs = [(deep[seed], shallow[seed]) for seed in deep if seed in shallow]
+    if not pairs:
         return
     found, holds = "not finite with each seed", False
-    if all(map(finite, gains)):
+    if all(map(finite, sum(pairs, ()))):
+        gains = [below - above for below, above in pairs]
         gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
         found = f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}"
         # False if the mean misses the mark; else, with one seed, None: there is no deviation to compare with.
