@@ -9,6 +9,7 @@ import pytest
 FEW = ("--sequences", "2", "--length", "3", "--repeats", "5")
 
 
+@pytest.mark.slow  # tests/studies/test_spectra.py draws two models
 def test_spectra_of_two_runs_side_by_side(place, call):
     found = call("analyze", "spectra", place.run("time"), "--against", place.run("layer"), "--times", 5, "--ranks", 4,
                  "--json")  # fmt: skip

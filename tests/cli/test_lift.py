@@ -75,6 +75,7 @@ def test_layers_are_left_out_by_their_loss_on_a_text(call, place, tmp_path):
     assert fewer[2] == pytest.approx(own[2], rel=LOSS) and np.isfinite(fewer[1])
 
 
+@pytest.mark.slow  # tests/runs/test_drawn_depths.py and test_finetune.py have its parts
 def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, lifted, tmp_path):
     words = ("finetune", lifted, "--method", "continuous", "--to", tmp_path / "tuned", "--depths", 2, 3)
     recipe = ("--depth.jitter", 0.5, "--depth.distill", 0.5, "--depth.teacher", "base", "--trainer.checkpoint-every", 2)

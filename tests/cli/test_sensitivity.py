@@ -31,6 +31,7 @@ def test_lyapunov_of_one_output_with_the_whole_spectrum(call, place, tmp_path):
     assert np.isfinite(np.load(tmp_path / "lyapunov.npz")["pairwise_kaplan_yorke_dimension"][0, :3]).all()
 
 
+@pytest.mark.slow  # tests/studies/test_attribution.py makes the same page
 def test_attribution_explains_and_tests(call, place):
     words = ["--text", TEXT, "--faithfulness", 3, "--context-tokens", 6, "--draws", 1, "--points", 4, "--probes", 4]
     done = call("analyze", "attribution", place.run("time"), *words, "--json")

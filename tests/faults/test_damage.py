@@ -163,6 +163,7 @@ def latest(folder: Path) -> int:
     return max(int(entry.name) for entry in (folder / "checkpoints").iterdir())
 
 
+@pytest.mark.slow  # `make test-faults` has it
 @pytest.mark.parametrize("name", ["tuned", *slow("run", "imported")])
 def test_a_damaged_run_gives_its_own_model_or_none(place, name):
     assert model_survives(place.folder / name, whole=False) > 10
@@ -191,6 +192,7 @@ def test_two_hundred_single_bits_of_a_run(place, name):
 # ------------------------------------------------------------------------------------------- a run that is continued
 
 
+@pytest.mark.slow  # `make test-faults` has it
 def test_a_finished_run_with_damage_gives_its_own_results_or_none(place):
     """The same command again: it refuses, or measures again what was lost, and says so."""
     draw, folder = random.Random(3), place.folder / "run"
@@ -227,6 +229,7 @@ def test_a_base_with_damage_starts_no_other_run(place):
 # ------------------------------------------------------------------------------------------------------ a token cache
 
 
+@pytest.mark.slow  # `make test-faults` has it
 def test_a_damaged_token_cache_is_named_and_built_again(place):
     draw = random.Random(4)
     sound = prepare(place.config.data, Lines())

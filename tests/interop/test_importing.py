@@ -37,6 +37,7 @@ def text(tmp_path):
     return path
 
 
+@of_one_family
 def test_the_run_is_one_like_any_other(call, kind, published, tmp_path, text):
     run = tmp_path / "runs" / "mine"
     called = call("import", published, "--to", run, "--json")
@@ -102,6 +103,7 @@ def test_a_chat_template_comes_along(call, published, tmp_path, place):
     assert (tmp_path / "run" / "chat_template.jinja").read_text() == TEMPLATE
 
 
+@pytest.mark.slow  # what leads to a template of its own is tested above
 @pytest.mark.parametrize("kind", ["llama"], indirect=True)
 def test_a_chat_template_goes_all_the_way(call, published, tmp_path, text):
     """Into what is lifted or fine-tuned from the run, and the folder that is exported again."""

@@ -17,7 +17,7 @@ from diffeqformer.model.lift import aligned, lift, table_of_whole_steps
 from diffeqformer.ode.field import Block
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.alignment import align
-from tests.cases import slow_but
+from tests.cases import slow, slow_but
 from tests.models import KINDS, TINY, logits, model_of, solved, tokens
 from tests.tolerances import STATES, roundoff
 
@@ -33,7 +33,7 @@ UNEQUAL = replace(TABLES["llama, grouped queries"], edges=(0.0, 0.2, 0.6, 1.0))
 BETWEEN_KNOTS = replace(TINY, weights=KnotsConfig(2, place="end"), scheme="lie-trotter", horizon=6.0)
 
 
-@pytest.mark.parametrize("kind", ["knots", "time"])
+@pytest.mark.parametrize("kind", ["time", *slow("knots")])
 def test_steps_that_add_layers_whole_become_those_of_a_flow(kind):
     """Of twice as many steps each is half as long, so that what more of them change gets less."""
     table = model_of(replace(VANILLA, scheme="residual"))
