@@ -14,7 +14,7 @@ from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.grid import Grid
-from diffeqformer.ode.schemes import SCHEMES
+from diffeqformer.ode.schemes import SCHEMES, Reversible
 from tests.cases import slow_but
 from tests.models import COVERING, KINDS, TINY, covering_kinds, logits, model_of, of_dtype, programs, states, tokens
 from tests.tolerances import STATES
@@ -253,7 +253,7 @@ def test_calls_outside_compiled_functions_are_compiled_once():
     assert model.integrate(ids, steps=2).evaluations == (2, 2)
 
 
-@pytest.mark.parametrize("part", ["field", "scheme"])
+@pytest.mark.parametrize("part", ["field", "scheme", "base of a scheme"])
 def test_a_part_of_ones_own_is_asked_anew_at_each_call(part):
     """What it reads may have changed, and a program that is kept would not know."""
     factor = 1.0
@@ -264,14 +264,19 @@ def test_a_part_of_ones_own_is_asked_anew_at_each_call(part):
             return factor * y, slot
 
     class Scheme(type(SCHEMES["euler"])):
-        def step(self, field, carry, dt):
-            return super().step(field, carry, factor * dt)
+        def advance(self, field, x, dt):
+            return super().advance(field, x, factor * dt)
 
     given = model_of(TINY).field if part == "field" else SCHEMES["euler"]
     settings = {one.name: getattr(given, one.name) for one in dataclasses.fields(given)}
     own = (Field if part == "field" else Scheme)(**settings)
-    model, ids = model_of(TINY).replace(**{part: own}), tokens()
-    before, as_ours = model(ids), model_of(TINY)(ids)
+    reversible = lambda base: model_of(TINY).replace(scheme=Reversible(base, 1.0))
+    if part == "base of a scheme":
+        model, ours = reversible(own), reversible(given)
+    else:
+        model, ours = model_of(TINY).replace(**{part: own}), model_of(TINY)
+    ids = tokens()
+    before, as_ours = model(ids), ours(ids)
     np.testing.assert_allclose(before, as_ours, rtol=0, atol=STATES)
     factor = 2.0
     assert np.abs(model(ids) - before).max() > 0.01

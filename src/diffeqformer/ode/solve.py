@@ -145,15 +145,20 @@ class _Program(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether equal programs compute the same. A part of a user's own may read what has changed since."""
-        ours = lambda part: is_dataclass(part) and type(part).__module__.startswith("diffeqformer.")
-        parts = self.field, self.scheme, self.adjoint, self.observer, self.until
-        if not all(part is None or ours(part) for part in parts):
+        if not all(_is_ours(part) for part in (self.field, self.scheme, self.adjoint, self.observer, self.until)):
             return False
         try:
             hash(self)
         except TypeError:  # a part holds an array
             return False
         return True
+
+
+def _is_ours(part: object) -> bool:
+    """Whether a part, and what it is made of, such as the base of a reversible scheme, is the library's own."""
+    if part is None or not is_dataclass(part) or not type(part).__module__.startswith("diffeqformer."):
+        return part is None
+    return all(_is_ours(value) for value in vars(part).values() if is_dataclass(value) or callable(value))
 
 
 @partial(jax.jit, static_argnums=0)
