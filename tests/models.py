@@ -50,7 +50,6 @@ KINDS = {
     "knots, normalised": dataclasses.replace(
         TINY, weights=KnotsConfig(2, basis="hat"), scheme="lie-trotter-middle", horizon=3.0, embedding_norm=True
     ),
-    "dyadic": dataclasses.replace(TINY, weights=LevelsConfig(), scheme="lie-trotter-middle", spacing="dyadic"),
     "levels": dataclasses.replace(TINY, weights=LevelsConfig((2, 4)), scheme="lie-trotter-middle"),
     "time, reversible": dataclasses.replace(TINY, scheme=ReversibleConfig("heun")),
 }

@@ -23,7 +23,12 @@ IDS = np.asarray(tokens(1, 9))[0]
 # At 11 steps weights are generated in two parts.
 @pytest.mark.parametrize(
     ("kind", "steps"),
-    [("macaron", 3), ("knots, normalised", 11), *slow(("diffeqformer", 11), ("shared", 11), ("time, reversible", 3))],
+    [
+        ("macaron", 3),
+        ("knots, normalised", 11),
+        ("levels", 3),
+        *slow(("diffeqformer", 11), ("shared", 11), ("time, reversible", 3)),
+    ],
 )
 def test_steps_one_by_one_are_the_forward_pass(kind, steps):
     model = model_of(KINDS[kind])

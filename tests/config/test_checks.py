@@ -123,6 +123,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "model.weights.order is [0, 2, 2], but must have each of 3 layers once, from 0, with model.weights.nested.",
     ),
     ({"spacing": "dyadic", "first_step": 0.5}, "model.spacing is 'dyadic', but model.first_step is 0.5: depth is "),
+    (
+        {"spacing": "dyadic", "weights": "levels"},
+        "model.spacing is 'dyadic', but model.weights is 'levels': steps of s",
+    ),
+    ({"first_step": 0.5, "weights": "levels"}, "model.first_step is 0.5, but model.weights is 'levels', which chooses"),
     ({"spacing": "dyadic", "weights": "layer"}, "model.spacing is 'dyadic', but model.weights is 'layer': steps of se"),
     ({"steps": 3, "edges": [0, 0.6, 0.5, 1]}, "model.edges is [0.0, 0.6, 0.5, 1.0], but must rise from 0 to 1."),
     (

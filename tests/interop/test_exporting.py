@@ -413,7 +413,7 @@ def test_a_card_says_how_the_run_came_to_its_weights_and_what_was_measured(tmp_p
     assert "in bfloat16, by adaptive steps (rtol 0.01). This export has 3 steps, at which" in card
 
 
-@pytest.mark.parametrize(("kind", "told"), [("dyadic", True), ("vanilla", False), ("diffeqformer", False)])
+@pytest.mark.parametrize(("kind", "told"), [("levels", True), ("vanilla", False), ("diffeqformer", False)])
 def test_a_model_of_any_depth_that_is_exported_at_one_is_told(kind, told, call, saved, tmp_path):
     called = call("export", saved(kind), "--to", tmp_path / "made")
     assert called.status == 0 and ("takes other numbers of steps, too; what is exported has 3" in called.out) is told

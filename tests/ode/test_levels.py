@@ -1,6 +1,7 @@
 import dataclasses
 from dataclasses import fields
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import jax
@@ -20,9 +21,9 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
 from diffeqformer.model.build import abstract, build
 from diffeqformer.ode.field import TransformerField
-from diffeqformer.ode.grid import Grid, Nodes
+from diffeqformer.ode.grid import Grid, Nodes, halved_edges
 from diffeqformer.ode.weights import LevelWeights
-from diffeqformer.ode.weights.levels import freed, level_shares
+from diffeqformer.ode.weights.levels import freed
 from tests.cases import slow, slow_but
 from tests.models import KINDS, TINY, logits, model_of, tokens
 from tests.tolerances import STATES
@@ -48,47 +49,38 @@ def numbered(levels: tuple[int, ...]) -> LevelWeights:
     return jax.tree.map(lambda leaf: jnp.asarray(number(leaf), leaf.dtype), shapes)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 8, 11, 24, *slow(2, 5, 16, 32)])
-def test_each_dyadic_step_takes_the_block_of_its_place_and_length(steps):
-    halvings = 4
-    order = [
-        (Fraction(place, 2**level), Fraction(1, 2**level)) for level in range(halvings + 1) for place in range(2**level)
-    ]
-    edges = [Fraction(edge) for edge in Grid.of(steps, spacing="dyadic").edges.tolist()]
-    least = Fraction(1, 2**halvings)
-    known = ((start, length) if length >= least else (start // least * least, least)  # within the shortest block
-             for start, length in zip(edges, np.diff(edges), strict=False))  # fmt: skip
-    want = [order.index(own) for own in known]
-    table = numbered(tuple(1 << level for level in range(halvings + 1))).table(Grid.of(steps, spacing="dyadic"))
-    for leaf in jax.tree.leaves(table):
+@pytest.mark.parametrize("steps", [1, 2, 4, 5, 7, 12, *slow(3, 6, 8, 11, 13, 25)])
+def test_a_number_in_between_halves_the_middle_steps_of_the_level_below(steps):
+    """Levels 2, 3 and 6, of which 2 is never doubled, since 3 is below 4, and 6 is from 12 steps on."""
+    level, steps_before, twice = {
+        1: (2, 1, ()), 2: (2, 2, ()), 3: (3, 3, ()), 4: (3, 3, (1,)), 5: (3, 3, (0, 1)), 6: (6, 6, ()),
+        7: (6, 6, (2,)), 8: (6, 6, (2, 3)), 11: (6, 6, (0, 1, 2, 3, 4)), 12: (6, 12, ()), 13: (6, 12, (5,)),
+        25: (6, 24, (11,)),
+    }[steps]  # fmt: skip
+    edges, rows = [Fraction(0)], []
+    for step in range(steps_before):
+        parts = 2 if step in twice else 1
+        edges += [edges[-1] + Fraction(part, parts * steps_before) for part in range(1, parts + 1)]
+        rows += parts * [(0, 2, 5)[LEVELS.index(level)] + step * level // steps_before]
+    if steps == 1:
+        rows = [0.5]  # a step longer than those of all tables takes the mean of the first
+    grid = Grid.of_config(dataclasses.replace(TINY, weights=LevelsConfig(LEVELS)), steps)
+    np.testing.assert_allclose(grid.edges, [float(edge) for edge in edges], rtol=0, atol=1e-15)
+    for leaf in jax.tree.leaves(numbered(LEVELS).table(grid)):
         assert leaf.shape[:2] == (steps, 1)
-        assert (np.asarray(leaf) == np.reshape(want, (-1, *[1] * (leaf.ndim - 1)))).all()
+        assert (np.asarray(leaf) == np.reshape(rows, (-1, *[1] * (leaf.ndim - 1)))).all()
 
 
-def expected(levels: tuple[int, ...], edges: np.ndarray) -> np.ndarray:
-    """Shares of blocks in steps: hats over the logarithm of the length, times the parts of the step that lie in each
-    piece of depth, by fine sums instead of formulas."""
-    rows = []
-    for start, end in pairwise(edges):
-        place = np.interp(np.log(1 / (end - start)), np.log(levels), range(len(levels)))
+@pytest.mark.parametrize("grid", [Grid(1), Grid(4), Grid(9), Grid(4, (0.0, 0.5, 0.6, 0.9, 1.0))])
+def test_other_steps_take_means_over_them_of_the_table_of_the_level_below(grid):
+    level, first = {1: (2, 0), 4: (3, 2), 9: (6, 5)}[grid.steps]
+    want = []
+    for start, end in pairwise(grid.edges):  # by fine sums instead of formulas
         within = start + (end - start) * (np.arange(20_000) + 0.5) / 20_000
-        parts = (np.bincount((within * n).astype(int), minlength=n) / len(within) for n in levels)
-        rows.append(np.concatenate([max(0, 1 - abs(place - j)) * part for j, part in enumerate(parts)]))
-    return np.array(rows)
-
-
-@pytest.mark.parametrize("grid", [Grid(1), Grid(2), Grid(4), Grid(5), Grid(9), Grid(4, (0.0, 0.5, 0.6, 0.9, 1.0))])
-def test_a_step_mixes_the_means_over_it_of_the_two_tables_whose_steps_are_nearest_in_length(grid):
-    want = expected(LEVELS, grid.edges)
-    shares = level_shares(grid.edges, LEVELS)
-    np.testing.assert_allclose(shares, want, rtol=0, atol=1e-3)  # of the sums
-    np.testing.assert_allclose(shares.sum(1), 1, rtol=0, atol=1e-11)  # rounded to 12 digits, eleven blocks
-    table = numbered(LEVELS).table(grid)
-    for leaf in jax.tree.leaves(table):
+        want.append(first + (within * level).astype(int).mean())
+    for leaf in jax.tree.leaves(numbered(LEVELS).table(grid)):
         found = np.asarray(leaf).reshape(grid.steps, -1)
-        np.testing.assert_allclose(
-            found, np.broadcast_to((shares @ range(11))[:, None], found.shape), rtol=0, atol=1e-5
-        )
+        np.testing.assert_allclose(found, np.broadcast_to(np.reshape(want, (-1, 1)), found.shape), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("steps", LEVELS)
@@ -99,12 +91,12 @@ def test_at_its_own_number_of_steps_a_table_is_read_as_it_is(steps):
 
 
 def test_traced_edges_take_the_same_blocks():
-    weights, grid = numbered((1, 2, 4, 8)), Grid.of(6, spacing="dyadic")
-    traced = jax.jit(lambda edges: weights.table(Grid(6, edges)))(jnp.asarray(grid.edges, jnp.float32))
-    jax.tree.map(np.testing.assert_array_equal, traced, weights.table(grid))
-    edges = np.array([0.0, 0.4, 0.4, 1.0])  # a step of length 0
-    traced = jax.jit(lambda edges: level_shares(edges, LEVELS))(jnp.asarray(edges, jnp.float32))
-    np.testing.assert_allclose(traced, level_shares(edges, LEVELS), rtol=0, atol=1e-5)
+    weights = numbered(LEVELS)
+    for grid in (Grid(5, halved_edges(5, LEVELS)), Grid(3, (0.0, 0.4, 0.4, 1.0))):  # one has a step of length 0
+        traced = jax.jit(lambda edges, grid=grid: weights.table(Grid(grid.steps, edges)))(
+            jnp.asarray(grid.edges, jnp.float32)
+        )
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-5), traced, weights.table(grid))
 
 
 def test_between_steps_is_the_longest_table():
@@ -124,21 +116,18 @@ def test_levels_given_in_any_order_are_the_same_model():
 def test_freed_tables_give_the_same_logits_at_their_depths(kind):
     base = model_of(dataclasses.replace(SHARING[kind], spacing="equal"))
     config = adapted_config(base.config, 4, become="levels", lora=None, levels=LEVELS)
-    assert config.spacing == "thirds"
     model = adapt(base, config, jax.random.key(0))
     for steps in LEVELS:
         np.testing.assert_allclose(logits(model, tokens(), steps), logits(base, tokens(), steps), rtol=0, atol=STATES)
-    of_five = adapted_config(base.config, 4, become="levels", lora=None, levels=(2, 5))
-    assert of_five.spacing == "equal"
 
 
 @pytest.mark.parametrize("kind", slow_but(["time networks", "corrected boxes", "modulated"], SHARING))
-def test_freed_blocks_give_the_same_logits_at_all_depths(kind):
+def test_freed_tables_give_the_same_logits_where_steps_are_equal(kind):
     base = model_of(SHARING[kind])
     model = adapt(base, adapted_config(base.config, 4, become="levels", lora=None), jax.random.key(0))
     assert isinstance(model.weights, LevelWeights)
-    assert len(model.weights.blocks.attention.norm.scale) == 7
-    for steps in (1, 3):  # of 3 steps one is a half, two are quarters
+    assert len(model.weights.blocks.attention.norm.scale) == 7 and model.config.spacing == "equal"
+    for steps in (1, 4):
         np.testing.assert_allclose(logits(model, tokens(), steps), logits(base, tokens(), steps), rtol=0, atol=STATES)
 
 
@@ -152,22 +141,22 @@ def test_freed_blocks_leave_a_field_of_ones_own_in_its_place():
     base = build(config, jax.random.key(0), field=Doubled(**{f.name: getattr(field, f.name) for f in fields(field)}))
     model = adapt(base, adapted_config(config, 4, become="levels", lora=None), jax.random.key(0))
     assert isinstance(model.field, Doubled) and model.config.field == base.config.field
-    np.testing.assert_allclose(logits(model, tokens(), 3), logits(base, tokens(), 3), rtol=0, atol=STATES)
+    np.testing.assert_allclose(logits(model, tokens(), 2), logits(base, tokens(), 2), rtol=0, atol=STATES)
 
 
 def test_deeper_blocks_than_those_trained_can_be_freed_and_adapted():
     base = model_of(SHARING["corrected boxes"])
     lora = LoRAConfig(2)
-    model = adapt(base, adapted_config(base.config, 7, become="levels", lora=lora), jax.random.key(0))
-    assert (model.config.steps, model.weights.levels) == (7, (1, 2, 4, 8))
-    want, merged = logits(base, tokens(), 7), model.merge()
+    model = adapt(base, adapted_config(base.config, 8, become="levels", lora=lora), jax.random.key(0))
+    assert (model.config.steps, model.weights.levels) == (8, (1, 2, 4, 8))
+    want, merged = logits(base, tokens(), 8), model.merge()
     assert merged.config.lora is None
     for same in (model, merged, model.populate()):
         np.testing.assert_allclose(logits(same, tokens()), want, rtol=0, atol=STATES)
 
 
 def test_new_blocks_are_independent():
-    model = build(dataclasses.replace(TINY, weights="levels", spacing="dyadic", steps=4), jax.random.key(0))
+    model = build(dataclasses.replace(TINY, weights="levels", steps=4), jax.random.key(0))
     assert model.weights.levels == (1, 2, 4)
     up = np.asarray(model.weights.blocks.feed_forward.up.weight).reshape(7, -1)
     assert np.abs(np.corrcoef(up) - np.eye(7)).max() < 0.2

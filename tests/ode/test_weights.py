@@ -81,9 +81,7 @@ def test_times_that_are_not_on_one_axis_are_refused(weights):
 
 
 ONE_FUNCTION = [
-    kind
-    for kind in KINDS
-    if getattr(KINDS[kind].weights, "rows", "step") == "step" and kind not in ("dyadic", "levels")
+    kind for kind in KINDS if getattr(KINDS[kind].weights, "rows", "step") == "step" and kind != "levels"
 ]  # not a row for each node, nor weights that know the length of a step
 
 

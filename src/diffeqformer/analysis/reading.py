@@ -33,7 +33,6 @@ from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import States, take_step
 from diffeqformer.ode.weights import (
     KnotWeights,
-    LevelWeights,
     ModulatedWeights,
     SharedWeights,
     TimeWeights,
@@ -207,7 +206,7 @@ def _by_step(source: WeightSource) -> bool:
     subclass of the library's is too."""
     if type(source) is ModulatedWeights:
         return _by_step(source.base)
-    return type(source) in (TimeWeights, KnotWeights, LevelWeights, SharedWeights)
+    return type(source) in (TimeWeights, KnotWeights, SharedWeights)
 
 
 def _part(grid: Grid, first: int, last: int) -> Grid:

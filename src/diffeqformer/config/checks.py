@@ -268,14 +268,13 @@ def _validate_grid(m: ModelConfig) -> None:
         raise BadInput(f"model.edges is {shown(list(m.edges))}, but must rise from 0 to 1.")
     unequal = m.first_step is not None or m.edges
     name, value = ("edges", shown(list(m.edges))) if m.edges else ("first_step", m.first_step)
-    if isinstance(m.weights, LayerDropConfig) and m.weights.nested and unequal:
-        raise BadInput(
-            f"model.{name} is {value}, but model.weights.nested keeps layers by the number of steps, which must be "
-            "equal."
-        )
+    levels = isinstance(m.weights, LevelsConfig)
+    if unequal and (levels or (isinstance(m.weights, LayerDropConfig) and m.weights.nested)):
+        chosen = "model.weights is 'levels', which chooses a table" if levels else "model.weights.nested keeps layers"
+        raise BadInput(f"model.{name} is {value}, but {chosen} by the number of steps, which must be equal.")
     if m.spacing != "equal" and unequal:
         raise BadInput(f"model.spacing is {m.spacing!r}, but model.{name} is {value}: depth is divided in one way.")
-    if m.spacing != "equal" and isinstance(m.weights, LayerConfig | LayerDropConfig):
+    if m.spacing != "equal" and isinstance(m.weights, LayerConfig | LayerDropConfig | LevelsConfig):
         raise BadInput(
             f"model.spacing is {m.spacing!r}, but model.weights is {m.weights.kind!r}: steps of several lengths need "
             "weights that are functions of depth, or shared."
@@ -302,7 +301,7 @@ def _validate_step_length(m: ModelConfig) -> None:
         )
     if isinstance(m.weights, LevelsConfig) and m.tolerance:
         raise BadInput(
-            "model.weights is 'levels', but model.tolerance is given: blocks for each length of a step need "
+            "model.weights is 'levels', but model.tolerance is given: tables for several numbers of steps need "
             "a fixed grid."
         )
     if isinstance(m.weights, KnotsConfig) and m.tolerance:

@@ -114,14 +114,13 @@ class KnotsConfig(Section):
 
 @dataclass(frozen=True)
 class LevelsConfig(Section):
-    """A table of layers of its own for each of several numbers of steps; numbers in between mix two tables."""
+    """A table of layers of its own for each of several numbers of steps; numbers in between halve some of its steps."""
 
     builder: ClassVar[str] = "diffeqformer.ode.weights.levels:init_levels"
 
     kind: Literal["levels"] = dataclasses.field(default="levels", kw_only=True)
     levels: tuple[int, ...] = setting((), least=1, most=MOST_STEPS)
-    """Numbers of steps that have a table; 1, 2, 4, ... up to at least `model.steps` if empty, so that each step
-    of `model.spacing: dyadic` has a block of its own."""
+    """Numbers of steps that have a table; 1, 2, 4, ... up to at least `model.steps` if empty."""
     lora: LoRAConfig | None = None
     """Low-rank adapters beside the blocks; `None` for a model without."""
 

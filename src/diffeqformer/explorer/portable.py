@@ -1,7 +1,7 @@
 """A small model in the form that a page can hold: its arrays, and what a browser needs to know to run them.
 
 Every array of a block is written as `W(t) = sum_k c_k(t) B_k`: B as rows, and how to compute c. For `time` weights c is
-`(1, h(t))` and B is `(C, P)`; for `knots` c is the cardinal basis; tables take one row, and levels mix two tables;
+`(1, h(t))` and B is `(C, P)`; for `knots` c is the cardinal basis; tables take one row, and levels those of one table;
 `shared` has only one. The page itself adds what depends on the length of a step: low-rank corrections, norms and gains,
 the final norm.
 """

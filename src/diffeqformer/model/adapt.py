@@ -21,7 +21,6 @@ from diffeqformer.config import (
 from diffeqformer.errors import BadInput
 from diffeqformer.model.build import abstract
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.grid import ODD
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights import AdaptableWeights
 from diffeqformer.ode.weights.levels import freed
@@ -77,18 +76,16 @@ def adapted_config(
 
 
 def _freed_config(config: ModelConfig, steps: int, lora: LoRAConfig | None, levels: tuple[int, ...]) -> ModelConfig:
-    """Return the config with a table for each level, and with steps of their lengths if these are usual ones."""
+    """Return the config with a table for each level."""
     if isinstance(config.weights, LayerConfig | LayerDropConfig | LevelsConfig):
         raise BadInput(
             "method 'levels' gives steps that share weights blocks of their own, but this model has weights of kind "
             f"{config.weights.kind!r}, which share none."
         )
     if config.first_step is not None or config.edges or config.tolerance:
-        raise BadInput("method 'levels' makes equal or dyadic steps, but this model has steps of its own.")
+        raise BadInput("method 'levels' makes tables of equal steps, but this model has steps of its own.")
     section = LevelsConfig(LevelsConfig(levels).of(steps), lora)
-    odd = {level // (level & -level) for level in section.levels}
-    spacing = next((name for name, usual in ODD.items() if odd <= {*usual}), config.spacing)
-    same = dataclasses.replace(config, weights=section, modulation=None, spacing=spacing)
+    same = dataclasses.replace(config, weights=section, modulation=None, spacing="equal")
     return same if steps == config.steps else with_steps(same, steps)
 
 

@@ -23,7 +23,7 @@ from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
 from diffeqformer.ode.field import BlockWeights, Field, Window
-from diffeqformer.ode.grid import Grid, Steps, whole_number
+from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Residual, Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
@@ -199,17 +199,14 @@ class Transformer(eqx.Module):
         return self.replace(weights=self.weights.changed(change), config=config)
 
     def grid(self, steps: Steps | None = None) -> Grid:
-        """Return the grid of `steps`: a number, spaced by the config's `first_step` and `spacing`; the edges of unequal
-        steps; or the training grid if not given.
+        """Return the grid of `steps`: a number, spaced as the config says; the edges of unequal steps; or the training
+        grid if not given.
 
         **Raises:** `BadInput` if `steps` does not describe a grid.
         """
         if isinstance(steps, EarlyExit):
             raise BadInput(f"steps is {steps}, but what is asked for here takes all steps of a grid.")
-        # The trained number stands for the trained grid, whose edges may be unequal.
-        if steps is None or whole_number(steps) == self.config.steps:
-            return Grid.of_config(self.config)
-        return Grid.of(steps, self.config.first_step, self.config.spacing)
+        return Grid.of_config(self.config, steps)
 
     def table(self, grid: Grid) -> BlockWeights:
         """Return the weights of all steps of a grid, with leading axes (step, node), in the precision of computation.

@@ -21,7 +21,7 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float, Key
 
-from diffeqformer.config import MOST_STEPS, ModelConfig, Spacing
+from diffeqformer.config import MOST_STEPS, LevelsConfig, ModelConfig, Spacing
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
 from diffeqformer.plain import shown
@@ -99,6 +99,24 @@ def mixed_edges(steps: int, odd: tuple[int, ...]) -> tuple[float, ...]:
     counts = [a // parts + (part >= b - steps) for part in range(parts)]
     inner = ((part * count + step) / (parts * count) for part, count in enumerate(counts) for step in range(count))
     return (*inner, 1.0)
+
+
+def halved_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the times between N steps, of which those in the middle are halves of larger ones.
+
+    Let n be the largest number ≤ N among `levels` and their doubles below the next level. Of n equal steps, the middle
+    N - n are halved: the first and the last ones move a trained model's state most, and halving them costs most.
+
+    **Arguments:** `steps`, N, positive; `levels`, in increasing order.
+
+    **Returns:** N + 1 times from 0 to 1; those of equal steps if N is below all levels.
+    """
+    n = max((level for level in levels if level <= steps), default=steps)
+    while 2 * n <= steps:
+        n *= 2
+    first = n - (steps + 1) // 2
+    middles = ((first + step + 0.5) / n for step in range(steps - n))
+    return tuple(sorted((*(step / n for step in range(n + 1)), *middles)))
 
 
 def _array(asked: object) -> Times:
@@ -179,12 +197,15 @@ class Grid:
         object.__setattr__(self, "given", None if equal else times)  # hashable: a constant of a compiled program
 
     @staticmethod
-    def of(asked: Steps, first_step: float | None = None, spacing: Spacing = "equal") -> "Grid":
+    def of(
+        asked: Steps, first_step: float | None = None, spacing: Spacing = "equal", levels: tuple[int, ...] = ()
+    ) -> "Grid":
         """Build the grid that a number of steps, an array of edges or a grid specifies.
 
         **Arguments:** `asked`, as `Steps`. Used only if `asked` is a number: `first_step`, the length of the first of
         several steps as a fraction of depth, with the rest divided equally among the others; `spacing`, whether steps
-        have equal lengths, or are those of two usual numbers of steps, powers of two or these and their triples.
+        have equal lengths, or are those of two usual numbers of steps, powers of two or these and their triples;
+        `levels`, the numbers of equal steps of which other numbers halve some (`halved_edges`).
 
         **Raises:** `BadInput` if `asked` is not a positive whole number, or is edges that do not rise from 0 to 1.
         """
@@ -209,14 +230,23 @@ class Grid:
         steps = _number(asked)
         if spacing in ODD:
             return Grid(steps, mixed_edges(steps, ODD[spacing]))
+        if levels:
+            return Grid(steps, halved_edges(steps, levels))
         if first_step is None or steps == 1:
             return Grid(steps)
         return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))
 
     @staticmethod
-    def of_config(config: ModelConfig) -> "Grid":
-        """The grid that a model is trained on."""
-        return Grid.of(config.edges or config.steps, config.first_step, config.spacing)
+    def of_config(config: ModelConfig, steps: Steps | None = None) -> "Grid":
+        """The grid of `steps` in a model of `config`, by default the one that it is trained on.
+
+        **Raises:** as `of`.
+        """
+        # The trained number stands for the trained grid, whose edges may be unequal.
+        if steps is None or whole_number(steps) == config.steps:
+            steps = config.edges or config.steps
+        levels = config.weights.of(config.steps) if isinstance(config.weights, LevelsConfig) else ()
+        return Grid.of(steps, config.first_step, config.spacing, levels)
 
     @property
     def equal(self) -> bool:

@@ -13,7 +13,6 @@ from diffeqformer.config import (
     DepthConfig,
     LoRAConfig,
     Method,
-    ModelConfig,
     OptimizerConfig,
     Role,
     TrainerConfig,
@@ -66,11 +65,6 @@ def usual_settings(base: Config, lora: LoRAConfig | None) -> tuple[OptimizerConf
     return replace(base.optimizer, learning_rate=rate), trainer
 
 
-def levels_of(model: ModelConfig, depth: DepthConfig) -> tuple[int, ...]:
-    """Return the numbers of steps that get a table of their own from the method `levels`; () for 1, 2, 4, ..."""
-    return () if model.spacing == "dyadic" else depth.always
-
-
 def usual_depth(base: Config, method: Method) -> DepthConfig:
     """Return how the base drew its depths, if the model still runs at all depths; the default otherwise."""
     return DepthConfig() if BECOME[method] == "layer" else base.depth
@@ -95,8 +89,7 @@ def finetune_config(
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters of the weights, or all weights.
     `continuous` keeps the weights as functions of depth and trains these, or with `lora` adapters of their knots, at
     the depths of `depth`. `levels` does the same, but first gives a table of its own to each depth that every update
-    trains at (`depth.always`), or to 1, 2, 4, ... steps if there is none or steps are dyadic. Where these are the usual
-    numbers of a `model.spacing`, the others take steps of two lengths.
+    trains at (`depth.always`), or to 1, 2, 4, ... steps if there is none; the others halve some steps of these.
 
     **Arguments:** `base`, the trained run; `folder` of the new run; `steps`, the new depth, by default the trained one;
     `lora`, by default of rank `RANK` with that method; `train_embeddings`, which the paper does with LoRA too;
@@ -129,7 +122,7 @@ def finetune_config(
             f"--method and --train-embeddings: {', '.join(trained)}."
         )
     depth = usual_depth(base.config, method) if depth is None else depth
-    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora, levels=levels_of(model, depth))
+    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora, levels=depth.always)
     # What cannot be made from this base is refused here, not when training begins.
     eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(

@@ -147,25 +147,16 @@ def test_every_kind_is_a_shipped_config_for_text(kind, tmp_path):
     assert role["kind"] == kind and sum(updates) == 10_000
 
 
-def test_blocks_are_freed_after_a_third_of_the_updates(tmp_path):
-    (sharing, before), (freed, role) = runs_of(Arguments(task="text", models=("freed",), updates=9000), 3, tmp_path)
-    assert freed.base.run == sharing.run != freed.run and freed.base.method == "levels"
-    assert (sharing.trainer.updates, freed.trainer.updates, role["updates"]) == (3000, 6000, 9000)
-    assert (
-        freed.model.weights == LevelsConfig((1, 2, 4, 8, 16))
-        and freed.depth == sharing.depth
-        and freed.trainer.seed == 3
-    )
-    assert (sharing.optimizer.schedule.kind, freed.optimizer.schedule.kind) == ("constant", "cosine")
-    assert role["compute"] == before["compute"] + compute_of(freed)
-
-
-def test_tables_are_those_of_the_depths_that_every_update_trains_at_later():
-    (sharing, before), (freed, _) = runs_of(Arguments(task="text", models=("tables",), updates=9000), 0, Path("to"))
-    assert (sharing.model.spacing, sharing.depth.always) == ("thirds", (2, 4, 16)) == (freed.model.spacing, (2, 4, 16))
-    assert freed.model.weights == LevelsConfig((2, 3, 4, 6, 8, 12, 16)) == LevelsConfig(freed.depth.always)
-    assert freed.base.run == sharing.run == "to/sharing-thirds" and before["kind"] == "sharing-thirds"
-    assert all({*one.depth.always, *one.depth.sample} == {*range(2, 17)} for one in (sharing, freed))
+def test_seven_depths_get_tables_after_a_third_of_the_updates():
+    (sharing, before), (own, role) = runs_of(Arguments(task="text", models=("tables",), updates=9000), 3, Path("to"))
+    assert own.base.run == sharing.run == "to/sharing" and own.run == "to/tables" and own.base.method == "levels"
+    assert (sharing.trainer.updates, own.trainer.updates, role["updates"]) == (3000, 6000, 9000)
+    assert sharing.trainer.seed == own.trainer.seed == 3
+    assert own.model.weights == LevelsConfig((2, 3, 4, 6, 8, 12, 16)) == LevelsConfig(own.depth.always)
+    assert (sharing.model.spacing, sharing.depth.always) == ("thirds", (2, 4, 16)) and own.model.spacing == "equal"
+    assert (sharing.optimizer.schedule.kind, own.optimizer.schedule.kind) == ("constant", "cosine")
+    assert role["compute"] == before["compute"] + compute_of(own)
+    assert all({*one.depth.always, *one.depth.sample} >= {*range(2, 17)} for one in (sharing, own))
 
 
 def test_lines_are_checkpoints_and_hollow_marks_models_of_one_depth():
@@ -245,15 +236,15 @@ def test_each_model_is_trained_at_the_best_rate_of_its_own_search(tmp_path, monk
     monkeypatch.setattr(reproduce_depth, "readings", lambda result, alone, progress: [
         {"steps": result.config.model.steps, "loss": 1.0, "perplexity": math.e, "accuracy": [1.0]}
     ])  # fmt: skip
-    asked = Arguments(to=str(tmp_path), seeds=(0, 1), depths=(2, 4), models=("gpt", "freed"), updates=40, search=True)
+    asked = Arguments(to=str(tmp_path), seeds=(0, 1), depths=(2, 4), models=("gpt", "tables"), updates=40, search=True)
     result = reproduce_depth.study(asked, Silent())
     assert trained == [
         *((f"hops/seed-0/gpt-2{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "-rate-0.012",
                                                      "-rate-0.024", "-rate-0.012")),
         *((f"hops/seed-0/gpt-4{rate}", 0) for rate in ("-rate-0.0015", "", "-rate-0.006", "")),
-        ("hops/seed-0/sharing", 0), ("hops/seed-0/freed", 0),
+        ("hops/seed-0/sharing", 0), ("hops/seed-0/tables", 0),
         ("hops/seed-1/gpt-2-rate-0.012", 1), ("hops/seed-1/gpt-4", 1),
-        ("hops/seed-1/sharing", 1), ("hops/seed-1/freed", 1),
+        ("hops/seed-1/sharing", 1), ("hops/seed-1/tables", 1),
     ]  # fmt: skip
     table = result.tables[-1]
     assert table.rows[0][:3] == ("gpt-2", "0.012", "yes") and table.rows[1][:3] == ("gpt-4", "0.003", "yes")
@@ -316,7 +307,7 @@ def test_the_headline_tells_how_near_losses_are_in_nats():
     assert "2.904 at 8 and 2.900 at 16 steps, lowest at 16, from 8 on within 0.005 nats of that." in said
 
 
-def test_the_page_says_that_freed_blocks_begin_with_the_first_batches_again():
-    both = [record("elastic", 2, 3.0, 0), record("freed", 2, 2.5, 0)]
+def test_the_page_says_that_tables_begin_with_the_first_batches_again():
+    both = [record("elastic", 2, 3.0, 0), record("tables", 2, 2.5, 0)]
     said = [" ".join(result_of(some).findings) for some in (both, both[:1])]
     assert ["again from the first batch" in one for one in said] == [True, False]

@@ -1,20 +1,16 @@
-"""A table of layers for each of several numbers of steps, and mixtures of these in between.
+"""A table of layers for each of several numbers of steps, its levels N_1 < N_2 < ...
 
-A step from a to b, of length h = b - a as a fraction of depth, takes
+A reading in N steps takes one table, that of the largest level N_j <= N, or the first if there is none. A step from a
+to b, as fractions of depth, takes
 
-    W(a, b) = sum_j C_j(log 1/h) h^-1 int_a^b B_j(t) dt,
+    W(a, b) = (b - a)^-1 int_a^b B_j(t) dt,
 
-where B_j is a table of N_j layers as a function of depth, constant over each N_j-th of it, and the C_j are hat
-functions with knots at h = 1/N_j. A reading at N_j equal steps is thus the j-th table, and one at a number in between
-mixes two tables. Steps that are longer than those of the shortest table, or shorter than those of the longest, take
-means of that table alone. There are N_1 + ... + N_m blocks, those of the longest steps first.
-
-Nothing is mixed where each step has the length of those of some table, as with `model.spacing: dyadic` and N_j = 1, 2,
-4, ..., or `thirds` and 1, 2, 3, 4, 6, ... (`ode.grid.mixed_edges`): a number of steps in between then takes some blocks
-of one table and some of the next.
+where B_j is the table of N_j layers as a function of depth, constant over each N_j-th of it. A reading at N_j equal
+steps is thus the j-th table. At a number in between, the model halves some of the steps of the level below
+(`ode.grid.halved_edges`), so that no step mixes two layers.
 
 It is best not to start training with these weights: a model that shares weights between all lengths of steps learns
-faster. When it has learned what they have in common, `freed` gives each length its own table (docs/elastic-depth.md).
+faster. When it has learned what they have in common, `freed` gives each level its own table (docs/elastic-depth.md).
 """
 
 import dataclasses
@@ -29,7 +25,7 @@ from jaxtyping import Array, Key
 from diffeqformer.config import LevelsConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, later_layer, rounding, widest
+from diffeqformer.ode.grid import END_OF_STEP, ROUNDING, Grid, Nodes, Times, later_layer
 from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.knots import step_means
 from diffeqformer.ode.weights.layer import populated
@@ -41,7 +37,7 @@ class LevelWeights(eqx.Module):
     """A table of layers for each level, a number of steps."""
 
     blocks: BlockWeights
-    """Rows of all tables on one leading axis, by decreasing length of the step and then by position."""
+    """Rows of all tables on one leading axis, N_1 + N_2 + ... in all, those of the first level first."""
     levels: tuple[int, ...] = eqx.field(static=True)
     """N_1 < N_2 < ..., the numbers of steps that have a table."""
 
@@ -55,44 +51,24 @@ class LevelWeights(eqx.Module):
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights of the grid's steps, one row each, which serves all nodes of its step."""
-        shares = level_shares(grid.edges, self.levels)
-        if isinstance(shares, np.ndarray) and (shares.max(1) == 1).all():
-            return unstack(self._rows(shares.argmax(1)), grid.steps, 1)
-        used = np.flatnonzero(shares.any(0)) if isinstance(shares, np.ndarray) else np.arange(shares.shape[1])
-        rows = self._rows(used)
-        of_used = jnp.asarray(shares[:, used], rows.attention.norm.scale.dtype)
-        return unstack(constrain_weights(mixed(of_used, rows)), grid.steps, 1)
+        level = max((level for level in self.levels if level <= grid.steps), default=self.levels[0])
+        first = sum(other for other in self.levels if other < level)
+        shares = step_means(grid.edges, level, "box")
+        if isinstance(shares, np.ndarray) and (shares.max(1) > 1 - ROUNDING).all():
+            return unstack(self._rows(first + shares.argmax(1)), grid.steps, 1)
+        rows = self._rows(first + np.arange(level))
+        shares = jnp.asarray(shares, rows.attention.norm.scale.dtype)
+        return unstack(constrain_weights(mixed(shares, rows)), grid.steps, 1)
 
     def _rows(self, rows: Times) -> BlockWeights:
         """Return some rows, with adapters merged."""
         return merge(jax.tree.map(lambda leaf: leaf[rows], self.blocks))
 
 
-def level_shares(edges: Times, levels: tuple[int, ...]) -> Times:
-    """Return the share of each block in the weights of each step; shares of a step sum to one.
-
-    **Arguments:** `edges`, the times between steps, from 0 to 1, shape (step + 1,); `levels`, N_1 < N_2 < ...
-
-    **Returns:** shape (step, N_1 + N_2 + ...), in NumPy and rounded to 12 digits for known edges, so that a block
-    alone has a share of exactly 1.
-    """
-    xp, t = widest(edges)
-    logs, numbers = np.log(levels).astype(t.dtype), np.arange(len(levels), dtype=t.dtype)
-    lengths = xp.maximum(t[1:] - t[:-1], 1 / (2 * levels[-1]))  # a length of 0 has no logarithm
-    place = xp.interp(-xp.log(lengths), logs, numbers)
-    near = xp.round(place)
-    place = xp.where(abs(place - near) < rounding(t, 1.0), near, place)  # lengths are differences of rounded edges
-    of_level = xp.maximum(0, 1 - abs(place[:, None] - numbers[None]))
-    shares = xp.concatenate(
-        [of_level[:, [j]] * step_means(edges, number, "box") for j, number in enumerate(levels)], axis=1
-    )
-    return shares.round(12) if xp is np else shares
-
-
 def freed(source: WeightSource, levels: tuple[int, ...], nodes: Nodes) -> LevelWeights:
     """Give each level its own table, initially the weights of another source at that many equal steps.
 
-    At these numbers of steps, the model is the same before and after; at dyadic steps too, if `levels` are 1, 2, 4, ...
+    At these numbers of equal steps, the model is the same before and after.
 
     **Arguments:** `source`, which has weights at these numbers of steps; `levels`; `nodes` of the scheme.
 

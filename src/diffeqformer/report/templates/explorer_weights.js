@@ -13,6 +13,15 @@ const weightsOf = (run, arrays) => {
       const counts = Array.from({ length: parts }, (_, part) => few / parts + Number(part >= many - steps));
       return [...counts.flatMap((count, part) => Array.from({ length: count }, (_, i) => (part * count + i) / (parts * count))), 1];
     }
+    if (weights.kind === "levels" && steps >= weights.levels[0]) {
+      // Of the equal steps of a level, or of its double, those in the middle are halved.
+      let n = weights.levels.findLast((level) => level <= steps);
+      while (2 * n <= steps) n *= 2;
+      const before = n - Math.ceil(steps / 2);
+      return Array.from({ length: 2 * n + 1 }, (_, half) => half)
+        .filter((half) => half % 2 === 0 || (half > 2 * before && half < 2 * (before + steps - n)))
+        .map((half) => half / (2 * n));
+    }
     const first = steps > 1 ? model.firstStep ?? 1 / steps : 1;
     const rest = (i) => (model.firstStep === null ? i / steps : first + ((1 - first) * (i - 1)) / (steps - 1));
     return Array.from({ length: steps + 1 }, (_, i) => (i === 0 ? 0 : i === steps ? 1 : rest(i)));
@@ -52,21 +61,16 @@ const weightsOf = (run, arrays) => {
     if (weights.kind === "time") return network(weights.shared ? "shared" : unit, t);
     if (weights.kind === "knots") return weights.average && when.length ? mean(when, weights) : basis(t, weights);
     if (weights.kind === "shared") return [1];
-    if (weights.kind === "levels") return mixture(when);
+    if (weights.kind === "levels") return ofLevel(when);
     const row = weights.kept ? layerOf(when) : rowOf(unit, when);
     return Array.from({ length: row + 1 }, (_, k) => Number(k === row));
   };
-  // Of each table its share by the length of the step, and its mean over the step; between steps, the longest table.
-  const mixture = (when) => {
-    const logs = weights.levels.map(Math.log);
-    const at = when.length ? Math.min(Math.max(-Math.log(when.length), logs[0]), logs.at(-1)) : logs.at(-1);
-    return weights.levels.flatMap((knots, j) => {
-      const beside = at < logs[j] ? logs[j - 1] : logs[j + 1] ?? Infinity;
-      const share = Math.max(0, 1 - Math.round(1e9 * Math.abs((at - logs[j]) / (beside - logs[j]))) / 1e9);
-      if (!share) return new Array(knots).fill(0);
-      const about = { knots, place: 0.5, bends: [], box: true };
-      return (when.length ? mean(when, about) : basis(when.t + 1e-9, about)).map((value) => share * value);
-    });
+  // The mean over the step of the table that a reading of so many steps takes; between steps, the longest table.
+  const ofLevel = (when) => {
+    const level = when.length ? weights.levels.findLast((n) => n <= when.steps) ?? weights.levels[0] : weights.levels.at(-1);
+    const about = { knots: level, place: 0.5, bends: [], box: true };
+    const own = when.length ? mean(when, about) : basis(when.t + 1e-9, about);
+    return weights.levels.flatMap((knots) => (knots === level ? own : new Array(knots).fill(0)));
   };
   const layerOf = ({ t, index, steps }) => {
     const layers = weights.kept.length;

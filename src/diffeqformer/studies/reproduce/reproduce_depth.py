@@ -8,7 +8,7 @@ all updates.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -35,36 +35,24 @@ if TYPE_CHECKING:
 
 Kind = Literal[
     "gpt", "diffeqformer", "elastic", "layerdrop", "exits", "landings", "shared", "loop", "nested", "corrected",
-    "dyadic", "freed", "tables", "drawn", "first-recipe",
+    "dyadic", "tables", "drawn", "first-recipe",
 ]  # fmt: skip
-"""Shipped configs, each `depth-KIND`; those of `SHARED_FIRST` begin as `depth-sharing`."""
+"""Shipped configs, each `depth-KIND`; `tables` begins as `depth-sharing`."""
 ALONE: tuple[Kind, ...] = ("gpt", "diffeqformer")
 """Kinds with one model for each depth, evaluated at that depth only; every other kind is one checkpoint."""
 
 
-class SharedFirst(NamedTuple):
-    """A model whose steps share weights, as in `depth-sharing`, until each kind of step gets weights of its own."""
-
-    sharing: str
-    """Kind of the part in which they share weights."""
-    first: Values = {}
-    """Settings of this part beside those of `depth-sharing`."""
-    then: Values = {}
-    """Settings of the part in which they do not."""
-
-
-SHARED_FIRST: Mapping[str, SharedFirst] = {
-    "freed": SharedFirst("sharing"),
-    "tables": SharedFirst(
-        "sharing-thirds",
-        {"model.spacing": "thirds", "depth.always": [2, 4, 16], "depth.sample": [3, *range(5, 16)]},
-        {"depth.always": [2, 3, 4, 6, 8, 12, 16], "depth.sample": [5, 7, 9, 10, 11, 13, 14, 15]},
-    ),
+SHARED_FIRST, FIRST_PART = "tables", "sharing"
+"""The kind whose steps share weights at first, until several depths get tables of their own; and this first part."""
+SHARED_PART = 1 / 3
+"""Fraction of its updates that share weights."""
+OWN_TABLES: Values = {
+    "depth.always": [2, 3, 4, 6, 8, 12, 16],
+    "depth.sample": [5, 7, 9, 10, 11, 13, 14, 15, 20, 24, 28, 32],
+    "optimizer.schedule": "cosine",
+    "optimizer.warmup_fraction": 0.03,
 }
-"""With weights of its own for each dyadic step, and for each of seven depths."""
-FIRST_PARTS = tuple(parts.sharing for parts in SHARED_FIRST.values())
-SHARED_PART, FREED_WARMUP = 1 / 3, 0.03
-"""Fraction of their updates that share weights; and of the remaining ones, fraction of warmup."""
+"""Settings of the second part other than those of the first: the depths of `depth.always` get the tables."""
 SAME_COMPUTE = ", same compute"
 """Suffix of the kind of models of one depth that have the compute of the elastic one, not its tokens."""
 READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
@@ -99,8 +87,7 @@ class Arguments:
     same_compute: bool = False
     """Train models of one depth a second time, with the compute of the elastic one."""
     search: bool = False
-    """Search the learning rate of each model but `freed` and `tables` first, with the first seed and runs of full
-    length."""
+    """Search the learning rate of each model but `tables` first, with the first seed and runs of full length."""
     list: bool = False
     """Train nothing: list the runs, those that are finished, and how long the rest takes; without --search."""
     data: Files = ()
@@ -165,7 +152,7 @@ def _at_best_rate(
 ) -> tuple[Config, Document]:
     """Return a run at its learning rate: that of `rates`, the best of a search if asked for, or else the config's."""
     name, start = Path(config.run).name, config.optimizer.learning_rate
-    if role["kind"] in {*SHARED_FIRST, *FIRST_PARTS}:
+    if role["kind"] in (SHARED_FIRST, FIRST_PART):
         return config, role  # the second part goes on from the first, whose folder and rate it names
     role = role | {"searched": name}
 
@@ -192,12 +179,11 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
 
     elastic = compute_of(config_of("elastic", "elastic"))
     for kind in arguments.models:
-        if parts := SHARED_FIRST.get(kind):
-            sharing = config_of("sharing", parts.sharing, max(1, round(SHARED_PART * updates)))
-            sharing = with_values(sharing, parts.first)
-            freed = freed_config(sharing, str(folder / kind), max(1, updates - sharing.trainer.updates), parts.then)
+        if kind == SHARED_FIRST:
+            sharing = config_of(FIRST_PART, FIRST_PART, max(1, round(SHARED_PART * updates)))
+            freed = freed_config(sharing, str(folder / kind), max(1, updates - sharing.trainer.updates))
             before = compute_of(sharing)
-            yield sharing, {"kind": parts.sharing, "compute": before}
+            yield sharing, {"kind": FIRST_PART, "compute": before}
             yield freed, {"kind": kind, "compute": before + compute_of(freed), "updates": updates}
             continue
         if kind not in ALONE:
@@ -212,21 +198,20 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
                 yield config, {"kind": f"{kind}{SAME_COMPUTE}", "compute": steps * longer}
 
 
-def freed_config(sharing: Config, folder: str, updates: int, then: Values) -> Config:
+def freed_config(sharing: Config, folder: str, updates: int) -> Config:
     """Return the config of the run that gives the model of `sharing` weights of kind `levels`, and trains on.
 
     It starts from a config, not from a run as `finetune_config` does, because the run of `sharing` does not exist yet
-    when runs are listed. `then` has further settings.
+    when runs are listed.
     """
     from diffeqformer.model.adapt import adapted_config
-    from diffeqformer.runs.finetune import levels_of
     from diffeqformer.runs.results import name_of_run
 
     base = BaseConfig(sharing.run, method="levels", system=name_of_run(sharing), imported=False)
-    own = {"run": folder, "optimizer.schedule": "cosine", "optimizer.warmup_fraction": FREED_WARMUP, **then}
-    config = with_values(with_length(replace(sharing, base=base), updates, sharing.trainer.seed), own)
-    levels = levels_of(config.model, config.depth)
-    model = adapted_config(sharing.model, sharing.model.steps, become="levels", lora=None, levels=levels)
+    config = with_length(replace(sharing, base=base), updates, sharing.trainer.seed)
+    config = with_values(config, {"run": folder, **OWN_TABLES})
+    steps, levels = sharing.model.steps, config.depth.always
+    model = adapted_config(sharing.model, steps, become="levels", lora=None, levels=levels)
     return replace(config, model=model)
 
 

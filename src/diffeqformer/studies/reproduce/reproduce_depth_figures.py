@@ -16,7 +16,7 @@ from diffeqformer.report.page import both_widths
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, join, number, percent, signed, with_spread
 from diffeqformer.studies.reproduce.experiments import Rates, rates_table
-from diffeqformer.studies.reproduce.reproduce_depth import ALONE, FIRST_PARTS, SAME_COMPUTE, SHARED_FIRST
+from diffeqformer.studies.reproduce.reproduce_depth import ALONE, FIRST_PART, SAME_COMPUTE, SHARED_FIRST
 from diffeqformer.studies.study import Result
 
 Record = Values
@@ -37,8 +37,6 @@ NAMES = {
     "corrected": "elastic, corrected by the length of steps",
     "dyadic": "elastic, corrected, with dyadic steps",
     "sharing": "steps share weights, a third of the updates",
-    "sharing-thirds": "steps share weights, with thirds, a third of the updates",
-    "freed": "shared first, then a block for each dyadic step",
     "tables": "shared first, then a table for each of seven depths",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
@@ -227,7 +225,7 @@ def _changes(records: Sequence[Record]) -> Iterator[Row]:
 
 def _rivals(records: Sequence[Record]) -> Iterator[Row]:
     elastic = means(records, "elastic")
-    no_rivals = {"elastic", *FIRST_PARTS}
+    no_rivals = {"elastic", FIRST_PART}
     for kind in (one for one in NAMES if one not in no_rivals and one.removesuffix(SAME_COMPUTE) not in ALONE):
         other = means(records, kind)
         both = [steps for steps in elastic if steps in other]
@@ -339,8 +337,8 @@ def _terms(records: Sequence[Record]) -> str:
         if any(r["kind"].endswith(SAME_COMPUTE) for r in records)
         else ""
     )
-    freed = {r["kind"] for r in records} & SHARED_FIRST.keys()
-    again = ", a freed one again from the first batch once freed" if freed else ""
+    freed = any(r["kind"] == SHARED_FIRST for r in records)
+    again = ", one with tables of its own again from the first batch once it has them" if freed else ""
     of_seeds = "" if seeds == 1 else f", with {seeds} seeds"
     return (
         f"All models see the same batches in the same order{again}{of_seeds}{same}. "
