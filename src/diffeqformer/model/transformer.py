@@ -87,7 +87,10 @@ class Transformer(eqx.Module):
         steps: Steps | EarlyExit | None = None,
         key: Key[Array, ""] | None = None,
     ) -> Float[Array, "*batch position width"]:
-        """Compute the state at the end of depth, after the final norm: what `unembed` turns into logits."""
+        """Compute the state at the end of depth, after the final norm: what `unembed` turns into logits.
+
+        **Raises:** `BadInput` for ids that are not of the vocabulary, or `steps` that the model cannot take.
+        """
         ids = known_ids(ids, self.embedding.tokens.shape[0], 1, 2)
         x = self.integrate(jnp.atleast_2d(ids), steps=steps, key=key).state
         return self.normalise(x, steps).reshape(*ids.shape, -1)
