@@ -329,7 +329,7 @@ def test_turns_are_far_beyond_both_ends(values, what, places):
         (LayerConfig(), {}, "each step has weights of its own"),
         (SharedConfig(), {}, "its weights are the same at all depths"),
         (KnotsConfig(knots=4, average=True), {"sample": (2, 4)}, "each step computes with their mean over it"),
-        (KnotsConfig(knots=4, rank=2), {"sample": (2, 4)}, "its weights know the length of the step"),
+        (KnotsConfig(knots=4, rank=2), {"sample": (2, 4)}, "its weights know the length or the number of steps"),
         (KnotsConfig(knots=4), {}, "only those at the steps were trained and are shown; `--times 100`"),
         (KnotsConfig(knots=4), {"sample": (2, 4)}, "of which those at the steps are shown; `--times 100`"),
     ],
@@ -343,7 +343,9 @@ def test_why_the_steps_alone_are_shown(weights, depth, said):
 def test_weights_that_know_the_length_of_the_step_are_not_called_the_same():
     built = model_of(dataclasses.replace(TINY, weights=SharedConfig(), modulation=ModulationConfig()))
     run = SimpleNamespace(model=built, config=Config(model=built.config))
-    assert "its weights know the length of the step" in why_steps_alone(run) and not run.config.trained_between
+    assert (
+        "its weights know the length or the number of steps" in why_steps_alone(run) and not run.config.trained_between
+    )
 
 
 @pytest.mark.parametrize(

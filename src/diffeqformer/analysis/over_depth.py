@@ -32,7 +32,7 @@ def drawn_nodes(model: Transformer, grid: Grid) -> Nodes:
     middle = lambda rows, nodes: rows == 1 and (len(nodes) > 1 or _averages(weights))
     # Rows of neighbouring steps may differ at the edge between them.
     rows_at_nodes = isinstance(weights, LayerWeights) and weights.nodes is not None
-    clash = rows_at_nodes or (know_length(weights) and not grid.equal)
+    clash = rows_at_nodes or (know_steps(weights) and not grid.equal)
 
     def own(half: PyTree, nodes: tuple[float, ...]) -> tuple[float, ...]:
         if middle(half.norm.scale.shape[1], nodes):
@@ -45,12 +45,12 @@ def drawn_nodes(model: Transformer, grid: Grid) -> Nodes:
 
 def between_steps(model: Transformer) -> bool:
     """Whether weights exist between those of the steps: not for a table, means over steps, or weights that depend on
-    the length of the step, which a time between steps does not have."""
-    return model.continuous and not _averages(model.weights) and not know_length(model.weights)
+    the length or the number of steps, which a time between steps does not have."""
+    return model.continuous and not _averages(model.weights) and not know_steps(model.weights)
 
 
-def know_length(weights: WeightSource) -> bool:
-    """Whether weights also depend on the length of the step."""
+def know_steps(weights: WeightSource) -> bool:
+    """Whether weights also depend on the length of the step, or on the number of steps."""
     return isinstance(weights, ModulatedWeights | LevelWeights) or (
         isinstance(weights, KnotWeights) and weights.corrections is not None
     )

@@ -31,13 +31,7 @@ from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.schemes import Scheme
 from diffeqformer.ode.schemes.splitting import length_taken
 from diffeqformer.ode.solve import States, take_step
-from diffeqformer.ode.weights import (
-    KnotWeights,
-    ModulatedWeights,
-    SharedWeights,
-    TimeWeights,
-    WeightSource,
-)
+from diffeqformer.ode.weights import KnotWeights, ModulatedWeights, SharedWeights, TimeWeights, WeightSource
 
 TOP = 10
 TOGETHER = 4

@@ -101,6 +101,11 @@ def mixed_edges(steps: int, odd: tuple[int, ...]) -> tuple[float, ...]:
     return (*inner, 1.0)
 
 
+def level_below(steps: int, levels: tuple[int, ...]) -> int:
+    """Return the largest of some numbers of steps that is at most `steps`, or the first of them if none is."""
+    return max((level for level in levels if level <= steps), default=levels[0])
+
+
 def halved_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
     """Return the times between N steps, of which those in the middle are halves of larger ones.
 
@@ -111,7 +116,7 @@ def halved_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
 
     **Returns:** N + 1 times from 0 to 1; those of equal steps if N is below all levels.
     """
-    n = max((level for level in levels if level <= steps), default=steps)
+    n = min(level_below(steps, levels), steps)
     while 2 * n <= steps:
         n *= 2
     first = n - (steps + 1) // 2

@@ -125,10 +125,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def why_steps_alone(run: "Run") -> str:
     """Explain why nothing is shown between a model's steps."""
-    from diffeqformer.analysis.over_depth import between_steps, know_length
+    from diffeqformer.analysis.over_depth import between_steps, know_steps
 
-    if know_length(run.model.weights):
-        return "its weights know the length of the step, and a time between steps has none"
+    if know_steps(run.model.weights):
+        return "its weights know the length or the number of steps, and a time between steps has neither"
     if isinstance(run.config.model.weights, SharedConfig):
         return "its weights are the same at all depths"
     if between_steps(run.model):

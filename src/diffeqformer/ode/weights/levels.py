@@ -25,7 +25,7 @@ from jaxtyping import Array, Key
 from diffeqformer.config import LevelsConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockShapes, BlockWeights
-from diffeqformer.ode.grid import END_OF_STEP, ROUNDING, Grid, Nodes, Times, later_layer
+from diffeqformer.ode.grid import END_OF_STEP, ROUNDING, Grid, Nodes, Times, later_layer, level_below
 from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.knots import step_means
 from diffeqformer.ode.weights.layer import populated
@@ -51,7 +51,7 @@ class LevelWeights(eqx.Module):
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights of the grid's steps, one row each, which serves all nodes of its step."""
-        level = max((level for level in self.levels if level <= grid.steps), default=self.levels[0])
+        level = level_below(grid.steps, self.levels)
         first = sum(other for other in self.levels if other < level)
         shares = step_means(grid.edges, level, "box")
         if isinstance(shares, np.ndarray) and (shares.max(1) > 1 - ROUNDING).all():
