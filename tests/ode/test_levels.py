@@ -1,6 +1,5 @@
 import dataclasses
 from dataclasses import fields
-from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 
@@ -21,7 +20,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.model.adapt import adapt, adapted_config
 from diffeqformer.model.build import abstract, build
 from diffeqformer.ode.field import TransformerField
-from diffeqformer.ode.grid import Grid, Nodes, halved_edges
+from diffeqformer.ode.grid import Grid, Nodes, divided_edges
 from diffeqformer.ode.weights import LevelWeights
 from diffeqformer.ode.weights.levels import freed
 from tests.cases import slow, slow_but
@@ -49,26 +48,36 @@ def numbered(levels: tuple[int, ...]) -> LevelWeights:
     return jax.tree.map(lambda leaf: jnp.asarray(number(leaf), leaf.dtype), shapes)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 4, 5, 7, 12, *slow(3, 6, 8, 11, 13, 25)])
-def test_a_number_in_between_halves_the_middle_steps_of_the_level_below(steps):
-    """Levels 2, 3 and 6, of which 2 is never doubled, since 3 is below 4, and 6 is from 12 steps on."""
-    level, steps_before, twice = {
-        1: (2, 1, ()), 2: (2, 2, ()), 3: (3, 3, ()), 4: (3, 3, (1,)), 5: (3, 3, (0, 1)), 6: (6, 6, ()),
-        7: (6, 6, (2,)), 8: (6, 6, (2, 3)), 11: (6, 6, (0, 1, 2, 3, 4)), 12: (6, 12, ()), 13: (6, 12, (5,)),
-        25: (6, 24, (11,)),
-    }[steps]  # fmt: skip
-    edges, rows = [Fraction(0)], []
-    for step in range(steps_before):
-        parts = 2 if step in twice else 1
-        edges += [edges[-1] + Fraction(part, parts * steps_before) for part in range(1, parts + 1)]
-        rows += parts * [(0, 2, 5)[LEVELS.index(level)] + step * level // steps_before]
-    if steps == 1:
-        rows = [0.5]  # a step longer than those of all tables takes the mean of the first
+@pytest.mark.parametrize(
+    "steps, parts",
+    {
+        2: [1, 1], 3: [1, 1, 1], 4: [1, 2, 1], 5: [1, 3, 1], 6: [1] * 6, 7: [1, 1, 2, 1, 1, 1], 8: [1, 1, 2, 2, 1, 1],
+        11: [1, 2, 3, 2, 2, 1], 12: [1, 2, 3, 3, 2, 1], 14: [1, 3, 3, 3, 3, 1], 25: [1, 6, 6, 6, 5, 1],
+    }.items(),
+)  # fmt: skip
+def test_at_other_numbers_the_middle_steps_of_the_level_below_are_divided_as_evenly_as_possible(steps, parts):
+    first = {2: 0, 3: 2, 6: 5}[len(parts)]
+    lengths = [1 / (len(parts) * number) for number in parts for _ in range(number)]
+    rows = [first + layer for layer, number in enumerate(parts) for _ in range(number)]
     grid = Grid.of_config(dataclasses.replace(TINY, weights=LevelsConfig(LEVELS)), steps)
-    np.testing.assert_allclose(grid.edges, [float(edge) for edge in edges], rtol=0, atol=1e-15)
+    np.testing.assert_allclose(grid.lengths, lengths, rtol=0, atol=1e-15)
     for leaf in jax.tree.leaves(numbered(LEVELS).table(grid)):
         assert leaf.shape[:2] == (steps, 1)
         assert (np.asarray(leaf) == np.reshape(rows, (-1, *[1] * (leaf.ndim - 1)))).all()
+
+
+@pytest.mark.parametrize("level, whole", [(1, 0), (2, 0), (3, 1), (8, 1), (15, 1), (16, 2), (24, 3)])
+def test_the_first_and_last_eighth_of_steps_stay_whole(level, whole):
+    lengths = Grid(200, divided_edges(200, (level,))).lengths * level
+    full = np.isclose(lengths, 1, rtol=0, atol=1e-12)
+    assert full[:whole].all() and full[200 - whole :].all() and full.sum() == 2 * whole
+    longest, shortest = lengths[whole : 200 - whole].max(), lengths[whole : 200 - whole].min()
+    assert round(1 / shortest) - round(1 / longest) <= 1  # parts of the divided steps
+
+
+def test_a_step_longer_than_those_of_all_tables_takes_the_mean_of_the_first():
+    scale = numbered(LEVELS).table(Grid(1)).attention.norm.scale
+    np.testing.assert_array_equal(scale, np.full(scale.shape, 0.5))
 
 
 @pytest.mark.parametrize("grid", [Grid(1), Grid(4), Grid(9), Grid(4, (0.0, 0.5, 0.6, 0.9, 1.0))])
@@ -92,7 +101,7 @@ def test_at_its_own_number_of_steps_a_table_is_read_as_it_is(steps):
 
 def test_traced_edges_take_the_same_blocks():
     weights = numbered(LEVELS)
-    for grid in (Grid(5, halved_edges(5, LEVELS)), Grid(3, (0.0, 0.4, 0.4, 1.0))):  # one has a step of length 0
+    for grid in (Grid(5, divided_edges(5, LEVELS)), Grid(3, (0.0, 0.4, 0.4, 1.0))):  # one has a step of length 0
         traced = jax.jit(lambda edges, grid=grid: weights.table(Grid(grid.steps, edges)))(
             jnp.asarray(grid.edges, jnp.float32)
         )

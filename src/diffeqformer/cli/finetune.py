@@ -71,7 +71,7 @@ class Arguments:
     method: Method = "lora"
     """Populate and train low-rank adapters (lora) or all weights (full); keep the weights as functions of depth and
     train those (continuous); or give each depth of --depth.always a table of layers of its own, of which depths
-    in between halve some steps, and train all of them (levels)."""
+    in between divide some steps, and train all of them (levels)."""
     depths: Annotated[tuple[int, ...] | str, tyro.conf.arg(metavar="N")] = ()
     """Numbers of steps to draw each update's depth from, such as 4 6 9, 4-9 or 3,5-15 (methods continuous and levels),
     short for --depth.sample; those of the base run if not given."""

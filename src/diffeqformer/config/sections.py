@@ -114,7 +114,7 @@ class KnotsConfig(Section):
 
 @dataclass(frozen=True)
 class LevelsConfig(Section):
-    """A table of layers for each of several numbers of steps; those in between halve some steps of the one below."""
+    """A table of layers for each of several numbers of steps; those in between divide some steps of the one below."""
 
     builder: ClassVar[str] = "diffeqformer.ode.weights.levels:init_levels"
 

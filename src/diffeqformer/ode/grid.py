@@ -106,22 +106,27 @@ def level_below(steps: int, levels: tuple[int, ...]) -> int:
     return max((level for level in levels if level <= steps), default=levels[0])
 
 
-def halved_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
-    """Return the times between N steps, of which those in the middle are halves of larger ones.
+def divided_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
+    """Return the times between N steps, of which those in the middle are parts of larger ones.
 
-    Let n be the largest number ≤ N among `levels` and their doubles below the next level. Of n equal steps, the middle
-    N - n are halved: the first and the last ones move a trained model's state most, and halving them costs most.
+    Let n be the largest number ≤ N among `levels`. Of n equal steps, the first and the last max(1, n // 8) stay whole:
+    they move a trained model's state most, and dividing them costs most. The others are divided into equal parts, so
+    that there are N steps: each into as many parts as the next one, or one more in the middle. One or two steps, which
+    have no others, are divided themselves.
 
     **Arguments:** `steps`, N, positive; `levels`, in increasing order.
 
     **Returns:** N + 1 times from 0 to 1; those of equal steps if N is below all levels.
     """
     n = min(level_below(steps, levels), steps)
-    while 2 * n <= steps:
-        n *= 2
-    first = n - (steps + 1) // 2
-    middles = ((first + step + 0.5) / n for step in range(steps - n))
-    return tuple(sorted((*(step / n for step in range(n + 1)), *middles)))
+    whole = max(1, n // 8) if n > 2 else 0
+    between = n - 2 * whole
+    parts, surplus = divmod(steps - 2 * whole, between)
+    first = whole + (between - surplus) // 2
+    middle = [parts + (first <= step < first + surplus) for step in range(whole, n - whole)]
+    counts = [1] * whole + middle + [1] * whole
+    starts = ((step + part / count) / n for step, count in enumerate(counts) for part in range(count))
+    return (*starts, 1.0)
 
 
 def _array(asked: object) -> Times:
@@ -210,7 +215,7 @@ class Grid:
         **Arguments:** `asked`, as `Steps`. Used only if `asked` is a number: `first_step`, the length of the first of
         several steps as a fraction of depth, with the rest divided equally among the others; `spacing`, whether steps
         have equal lengths, or are those of two usual numbers of steps, powers of two or these and their triples;
-        `levels`, the numbers of equal steps of which other numbers halve some (`halved_edges`).
+        `levels`, the numbers of equal steps of which other numbers divide some (`divided_edges`).
 
         **Raises:** `BadInput` if `asked` is not a positive whole number, or is edges that do not rise from 0 to 1.
         """
@@ -236,7 +241,7 @@ class Grid:
         if spacing in ODD:
             return Grid(steps, mixed_edges(steps, ODD[spacing]))
         if levels:
-            return Grid(steps, halved_edges(steps, levels))
+            return Grid(steps, divided_edges(steps, levels))
         if first_step is None or steps == 1:
             return Grid(steps)
         return Grid(steps, (0.0, *np.linspace(first_step, 1.0, steps).tolist()))

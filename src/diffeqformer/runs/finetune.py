@@ -89,7 +89,7 @@ def finetune_config(
     `lora` and `full` populate the model at `steps` steps and train low-rank adapters of the weights, or all weights.
     `continuous` keeps the weights as functions of depth and trains these, or with `lora` adapters of their knots, at
     the depths of `depth`. `levels` does the same, but first gives a table of its own to each depth that every update
-    trains at (`depth.always`), or to 1, 2, 4, ... steps if there is none; the others halve some steps of these.
+    trains at (`depth.always`), or to 1, 2, 4, ... steps if there is none; the others divide some steps of these.
 
     **Arguments:** `base`, the trained run; `folder` of the new run; `steps`, the new depth, by default the trained one;
     `lora`, by default of rank `RANK` with that method; `train_embeddings`, which the paper does with LoRA too;

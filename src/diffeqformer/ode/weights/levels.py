@@ -6,8 +6,8 @@ to b, as fractions of depth, takes
     W(a, b) = (b - a)^-1 int_a^b B_j(t) dt,
 
 where B_j is the table of N_j layers as a function of depth, constant over each N_j-th of it. A reading at N_j equal
-steps is thus the j-th table. At a number in between, the model halves some of the steps of the level below
-(`ode.grid.halved_edges`), so that no step mixes two layers.
+steps is thus the j-th table. At any other number, the model divides some of the steps of the level below
+(`ode.grid.divided_edges`), so that no step mixes two layers.
 
 It is best not to start training with these weights: a model that shares weights between all lengths of steps learns
 faster. When it has learned what they have in common, `freed` gives each level its own table (docs/elastic-depth.md).

@@ -14,13 +14,15 @@ const weightsOf = (run, arrays) => {
       return [...counts.flatMap((count, part) => Array.from({ length: count }, (_, i) => (part * count + i) / (parts * count))), 1];
     }
     if (weights.kind === "levels" && steps >= weights.levels[0]) {
-      // Of the equal steps of a level, or of its double, those in the middle are halved.
-      let n = weights.levels.findLast((level) => level <= steps);
-      while (2 * n <= steps) n *= 2;
-      const before = n - Math.ceil(steps / 2);
-      return Array.from({ length: 2 * n + 1 }, (_, half) => half)
-        .filter((half) => half % 2 === 0 || (half > 2 * before && half < 2 * (before + steps - n)))
-        .map((half) => half / (2 * n));
+      // Of the equal steps of a level, those between the first and last ones are divided as evenly as possible.
+      const n = weights.levels.findLast((level) => level <= steps);
+      const whole = n > 2 ? Math.max(1, Math.floor(n / 8)) : 0;
+      const [between, pieces] = [n - 2 * whole, steps - 2 * whole];
+      const first = whole + Math.floor((between - (pieces % between)) / 2);
+      const count = (step) => (step < whole || step >= n - whole ? 1
+        : Math.floor(pieces / between) + Number(step >= first && step < first + (pieces % between)));
+      const counts = Array.from({ length: n }, (_, step) => count(step));
+      return [...counts.flatMap((parts, step) => Array.from({ length: parts }, (_, part) => (step + part / parts) / n)), 1];
     }
     const first = steps > 1 ? model.firstStep ?? 1 / steps : 1;
     const rest = (i) => (model.firstStep === null ? i / steps : first + ((1 - first) * (i - 1)) / (steps - 1));
