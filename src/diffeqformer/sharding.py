@@ -81,7 +81,10 @@ def mesh_of(config: Config) -> Mesh | None:
 
 
 def sizes_of(config: Config) -> tuple[int, ...]:
-    """Return the sizes of the mesh axes, with -1 replaced by the number of devices left for it."""
+    """Return the sizes of the mesh axes, with -1 replaced by the number of devices left for it.
+
+    **Raises:** `BadInput` if the devices cannot be divided by the other sizes.
+    """
     given = tuple(getattr(config.mesh, axis) for axis in AXES)
     # If one size is -1, minus the product of all sizes is the product of the others.
     known, devices = -math.prod(given), len(jax.devices())

@@ -41,7 +41,7 @@ class TimeConfig(Section):
     frequencies: int = setting(32, least=1, most=MOST_STEPS)
     """K: sines and cosines of K frequencies, so 2K+1 features."""
     highest_frequency: float | None = setting(None, positive=True)
-    """Radians per unit of depth of the fastest feature. By default the paper's s, 1000; where depths are drawn, twice
+    """Radians per unit of depth of the fastest feature. By default the paper's s, 1000; with `depth.sample`, twice
     `model.steps`, so that weights between the trained times are smooth."""
     lowest_frequency: float = setting(0.1, positive=True)
     """Where the geometric series of frequencies would end (it stops one ratio before): the paper's s / 10000."""

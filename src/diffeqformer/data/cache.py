@@ -78,7 +78,8 @@ def prepare(
 
     **Returns:** the tokens, memory-mapped.
 
-    **Raises:** `BadInput` for a corpus or tokenizer that cannot be used; `RunFailed` if the disk is full.
+    **Raises:** `BadInput` for a corpus or tokenizer that cannot be used; `RunFailed` if the disk is full, or reads back
+    other bytes than were written.
     """
     corpus = corpus or open_corpus(config, progress)
     tokenizer = corpus.tokenizer if config.tokenizer == "train" else load_tokenizer(config.tokenizer)

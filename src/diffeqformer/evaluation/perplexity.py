@@ -51,7 +51,10 @@ def evaluate(
     progress: Progress | None = None,
     name: str = "evaluating",
 ) -> Evaluation:
-    """Evaluate `model` at `steps` depth steps, the trained number if not given; see `evaluate_in_turns`."""
+    """Evaluate `model` at `steps` depth steps, the trained number if not given.
+
+    Arguments and errors are those of `evaluate_in_turns`.
+    """
     (found,) = evaluate_in_turns([(model, steps)], batches, bytes_=bytes_, block=block, progress=progress, name=name)
     return found
 

@@ -161,7 +161,10 @@ def refuse_own(section: OwnConfig, *_: Any) -> NoReturn:
 
 
 def abstract(config: ModelConfig, build: Build = build) -> Transformer:
-    """Return the model as shapes and dtypes without values, for counting and as the target of a restore."""
+    """Return the model as shapes and dtypes without values, for counting and as the target of a restore.
+
+    **Raises:** `BadInput` as `build`.
+    """
     return eqx.filter_eval_shape(made_by, build, config, jax.random.key(0))
 
 

@@ -49,7 +49,10 @@ def count(tree: PyTree) -> int:
 
 
 def parameters(config: ModelConfig) -> Parameters:
-    """Count the parameters of a model config, from its shapes alone."""
+    """Count the parameters of a model config, from its shapes alone.
+
+    **Raises:** `BadInput` as `build`, such as for a config without a vocabulary size.
+    """
     return parameters_of(abstract(config))
 
 
@@ -64,6 +67,8 @@ def flops(config: ModelConfig) -> Flops:
     Each entry of a matrix costs 2 operations per token and evaluation of its half of the field; attention costs
     `4 heads x head width` per token, visible position and evaluation. Generating a weight costs `2 d_emb`. Adaptive
     steps are counted as `config.steps` fixed ones, adapters as merged.
+
+    **Raises:** `BadInput` as `build`.
     """
     return _flops(validate_model(config))
 
@@ -106,7 +111,10 @@ def _matrices(shapes: PyTree) -> int:
 
 
 def vanilla_twin(config: ModelConfig) -> ModelConfig:
-    """Return the vanilla transformer with the same field and sizes: a table of layers, Lie-Trotter steps of 1."""
+    """Return the vanilla transformer with the same field and sizes: a table of layers, Lie-Trotter steps of 1.
+
+    **Raises:** `BadInput` if a setting is invalid.
+    """
     config = validate_model(config)
     own = config.field
     usual = {"nested_norm": False, "norm_shift": False, "final_norm_epsilon": None}

@@ -57,6 +57,9 @@ def loss_sum(
     not given); `steps` as for the model; `block`, positions whose logits exist at the same time on a device.
 
     **Returns:** a `LossSum`, float32.
+
+    **Raises:** `BadInput` for ids that are not a batch of at least two tokens of the vocabulary per row, a mask of
+    another shape, or a `block` below 1; as the model for `steps`.
     """
     ids, counted = _counted(model, ids, mask)
     solution = model.integrate(ids[:, :-1], steps=steps)
@@ -150,7 +153,10 @@ def next_token_loss(
     key: Key[Array, ""] | None = None,
     block: int = 4096,
 ) -> Float[Array, ""]:
-    """Compute the mean of `loss_sum` over the positions counted, in nats; with early exit it has no gradient."""
+    """Compute the mean of `loss_sum` over the positions counted, in nats; with early exit it has no gradient.
+
+    **Raises:** `BadInput` as `loss_sum`.
+    """
     return loss_of_depths(model, ids, mask, depths=(steps,), key=key, block=block)
 
 
@@ -177,6 +183,8 @@ def loss_of_depths(
     **Arguments:** `depths`, with the one that teaches first; `distill`, from 0 to 1; `teacher`, frozen; `count`, the
     number of positions to divide by (those counted, if not given): that of the whole batch, where `ids` is part of one;
     the others as for `loss_sum`.
+
+    **Raises:** `BadInput` as `loss_sum`.
     """
     (ids, counted), taught = _counted(model, ids, mask), None
     if teacher is not None and distill:
@@ -217,6 +225,8 @@ def loss_of_rows(
 
     **Arguments:** `rows`, the number of rows for each of `depths`, in order; the others, including `settings`, as for
     `loss_of_depths`.
+
+    **Raises:** `BadInput` as `loss_sum`.
     """
     ends, (ids, counted) = np.cumsum(rows)[:-1], _counted(model, ids, mask)
     # Counted over the whole batch, not over each part, so that the parts' losses add up to its mean.

@@ -127,14 +127,14 @@ class Transformer(eqx.Module):
     def trajectory(
         self, ids: Int[Array, "batch position"], *, steps: Steps | None = None
     ) -> Float[Array, "state batch position width"]:
-        """Compute the states at depth 0 and after every step: steps + 1 states, before the final norm."""
+        """Compute the steps + 1 states at depth 0 and after every step, before the final norm. Raises as `hidden`."""
         found = self.integrate(ids, steps=steps, observer=States())
         return jnp.concatenate([self.embed(ids)[None], found.kept])
 
     def populate(self, steps: Steps | None = None) -> "Transformer":
         """Populate the weights for a grid of `steps` steps, giving an ordinary `steps`-layer model.
 
-        Its output equals this model's at `steps` steps (paper section 6.2).
+        Its output equals this model's at `steps` steps (paper section 6.2). **Raises:** `BadInput` if it cannot.
         """
         grid = self.grid(steps)
         if isinstance(self.weights, LayerWeights) and grid == self.grid() and self.config.tolerance is None:
@@ -289,7 +289,7 @@ class Transformer(eqx.Module):
     ) -> Solution:
         """Integrate from the embedding to the end of depth, before the final norm, and count what it costs.
 
-        **Arguments:** `ids`, `steps` and `key` as for the model itself; the others as for `solve`.
+        **Arguments:** `ids`, `steps` and `key` as for the model itself; the others as for `solve`. Raises as `hidden`.
         """
         embedding_key, block_key = (None, None) if key is None else jax.random.split(require_key(key))
         x = self.embed(ids, 0 if window is None else window.start)
@@ -312,6 +312,8 @@ class Transformer(eqx.Module):
         If the config has a tolerance and there are no `steps`, no cache and no observer but `States`, the solver
         chooses its own steps; otherwise the grid is fixed. `field` replaces the model's own, for analyses that compute
         the same in another way. The others are those of `solve`.
+
+        **Raises:** `BadInput` if the model cannot take `steps`, or for an `EarlyExit` with a cache or an observer.
         """
         config, field = self.config, field or self.field
         # States can be read off Diffrax's solution; all other observers need steps that they can see.

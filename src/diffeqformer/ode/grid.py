@@ -179,7 +179,10 @@ def _no_rise(edges: Any) -> BadInput:
 
 @dataclass(frozen=True)
 class Grid:
-    """L steps over depth or a part of it; some have length 0 where one program serves several grids."""
+    """L steps over depth or a part of it; some have length 0 where one program serves several grids.
+
+    **Raises:** `BadInput` for a number of steps out of range, or edges that are not L+1 in order within [0, 1].
+    """
 
     steps: int
     """L"""

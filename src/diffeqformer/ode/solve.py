@@ -120,6 +120,8 @@ def solve(
     incremental decoding, with cache leaves of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
+
+    **Raises:** `BadInput` if a step evaluates attention more often than `cache` has slots for it.
     """
     program = _Program(field, scheme, grid, horizon, precision, adjoint, observer, until)
     arrays = {"table": table, "x": x, "key": key, "cache": cache, "window": window}
