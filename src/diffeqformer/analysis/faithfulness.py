@@ -159,6 +159,8 @@ def explain(
     """Explain predictions by every method; the arguments are those of `pairwise`, `end_to_end` and `attribute`.
 
     The methods include `random` scores, drawn from `seed`: what ranking by chance would give.
+
+    **Raises:** as these three.
     """
     width = model.config.width
     few = min(tangents, width)
@@ -201,7 +203,8 @@ def faithfulness(
 
     **Returns:** a `Faithfulness`.
 
-    **Raises:** `BadInput` for a number out of range, or a split too short for one context.
+    **Raises:** `BadInput` for a number out of range, a split too short for one context, or a field with attention of
+    its own; `RunFailed` if predictions or derivatives are not finite.
     """
     for name, number, least in (("contexts", contexts, 2), ("length", length, 2), ("draws", draws, 1)):
         whole(name, number, least)

@@ -91,7 +91,8 @@ def measure_induction(
 
     **Returns:** `Induction`.
 
-    **Raises:** `BadInput` if the sequences do not fit the context or the vocabulary.
+    **Raises:** `BadInput` if the sequences do not fit the context or the candidates, or a number is out of range;
+    `RunFailed` if weights are not finite.
     """
     config, grid = model.config, model.grid(steps)
     model = model.with_norm_of(grid)

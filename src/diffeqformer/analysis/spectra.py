@@ -261,7 +261,8 @@ def spectra(
 
     **Returns:** `Spectra`.
 
-    **Raises:** `BadInput` for a single time, a rank that is out of range, or a number of steps that the model lacks.
+    **Raises:** `BadInput` for a single time, a rank that is out of range, or a number of steps that the model lacks;
+    `RunFailed` if weights are not finite.
     """
     if whole("times", times, 0) == 1:
         raise BadInput(f"times is {times}, but must be at least 2, or 0 for those of the steps alone.")

@@ -96,8 +96,8 @@ def finetune_config(
     `checkpoint`, which of the base's checkpoints `base` is; `depth`, how depths are drawn, by default `usual_depth`;
     `data`, by default the base's; `optimizer` and `trainer`, by default `usual_settings`. The tokenizer is the base's.
 
-    **Raises:** `BadInput` if the base cannot run at `steps` or has nothing that the method trains, or if `optimizer`
-    asks for other roles than the method's.
+    **Raises:** `BadInput` for an unknown method, if the base cannot run at `steps`, has weights of your own or nothing
+    that the method trains, or if `optimizer` asks for other roles than the method's.
     """
     model = base.config.model
     if name := own_parts(base.model).get("weights"):
