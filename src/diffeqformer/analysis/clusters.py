@@ -156,10 +156,13 @@ def simulate(
 ) -> Simulation:
     """Draw systems, move them, and measure them.
 
-    **Arguments:** `variant`; `order` of `f`; `unit` of its time, the whole duration if not given, so that `f` rises to
-    1 at the end; `identity`, whether A = V = I instead of Gaussian matrices (if not given, for all variants but
-    `particles`, as in the theory); `level`, whether `f` is multiplied by order + 1, so that its integral over the whole
-    duration, and with it how far points can go, is the same for all orders; `seed` of the draws.
+    **Arguments:** `variant`; `order` of `f`; `systems` to draw, each of `points` in `dimension` dimensions; Euler
+    `steps` of length `dt`; `unit` of the time of `f`, the whole duration if not given, so that `f` rises to 1 at the
+    end; `identity`, whether A = V = I instead of Gaussian matrices (if not given, for all variants but `particles`, as
+    in the theory); `level`, whether `f` is multiplied by order + 1, so that its integral over the whole duration, and
+    with it how far points can go, is the same for all orders; `seed` of the draws; `progress`.
+
+    **Returns:** a `Simulation`: states of the first system, measures of all.
 
     **Raises:** `BadInput` for an unknown variant or a number out of range; `RunFailed` if points overflow.
     """
