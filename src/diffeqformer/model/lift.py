@@ -70,6 +70,8 @@ def lift(
     if not given; `moments` of the inputs of the model's matrices (`analysis.compression.second_moments`), for fewer
     knots; `key` for time networks.
 
+    **Returns:** a `Lifted`: the model, and how closely it matches the table.
+
     **Raises:** `BadInput` if the model is not such a table, or if the lifted model would not be the same.
     """
     if kind not in ("knots", "time"):

@@ -92,6 +92,8 @@ def load_run(
     **Arguments:** `folder`; `which` of its checkpoints; `progress`, where damaged checkpoints that `sound` passes over
     are reported; `build`, the same that the run was trained with.
 
+    **Returns:** a `Run`.
+
     **Raises:** `BadInput` if there is no run, no such checkpoint in it yet, or no `build` for parts of your own;
     `RunFailed` if the checkpoint, or another file that the model needs, is damaged.
     """

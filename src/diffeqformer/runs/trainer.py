@@ -74,6 +74,8 @@ def train(
     On several devices the model is sharded over `config.mesh`. With several processes (`distributed.join`), each makes
     the same call, and only the main process writes and reports to `progress`.
 
+    **Returns:** a `TrainResult`, of a finished run at once.
+
     **Raises:** `BadInput` for anything that makes the run impossible, or if the folder belongs to another run;
     `RunFailed` if the loss is no longer finite, the disk is full, no checkpoint is sound or another process is lost;
     `Interrupted`, once the run is saved, after Ctrl-C or SIGTERM, or when a callback stops it.
