@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from diffeqformer.analysis import reading
 from diffeqformer.cli import main
 from diffeqformer.config import Config, TrainerConfig
 from diffeqformer.progress import Silent
+from diffeqformer.runs import footprint
 from diffeqformer.studies.bench import (
     bench_explorer,
     bench_finetune,
@@ -137,6 +139,15 @@ def test_the_roofline_is_products_then_passes_over_the_parameters(monkeypatch):
     row = {"operations": 6e9, "parameters": 1_000_000}
     least = bench_train.least_seconds(row, {"operations_per_second": 2e9, "bytes_per_second": 64e6})
     assert least == 3 + 0.5
+
+
+def test_only_what_is_fine_tuned_by_lora_has_adapters(monkeypatch):
+    configs = []
+    monkeypatch.setattr(b, "repeated", configs.append)
+    monkeypatch.setattr(b, "take_turns", lambda ways, *_: {name: [1.0, 1.0] for name in ways})
+    monkeypatch.setattr(footprint, "update_footprint", lambda _: SimpleNamespace(optimizer=1, temporary=1))
+    bench_finetune.compare_finetuning(Config(model=TINY, trainer=CONFIG.trainer), 2, Silent())
+    assert [config.model.lora and config.model.lora.rank for config in configs] == [None, None, 8, 8]
 
 
 @pytest.mark.slow

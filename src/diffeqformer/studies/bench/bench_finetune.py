@@ -37,14 +37,14 @@ def compare_finetuning(config: Config, rounds: int, progress: Progress) -> list[
     from diffeqformer.runs.finetune import RANK, ROLES
     from diffeqformer.runs.footprint import update_footprint
 
-    def way(lora: LoRAConfig, *roles: str) -> Config:
+    def way(lora: LoRAConfig | None, *roles: str) -> Config:
         model = adapted_config(config.model, config.model.steps, become="layer", lora=lora)
         optimizer = dataclasses.replace(config.optimizer, train_roles=roles)
         return dataclasses.replace(config, model=model, optimizer=optimizer)
 
     ways = {
         VANILLA: dataclasses.replace(config, model=vanilla_twin(config.model)),
-        "populated, full": way(LoRAConfig(), *ROLES["full"], "embedding"),
+        "populated, full": way(None, *ROLES["full"], "embedding"),
         "populated, LoRA and embeddings": way(LoRAConfig(RANK), *ROLES["lora"], "embedding"),
         "populated, LoRA": way(LoRAConfig(RANK), *ROLES["lora"]),
     }
