@@ -14,7 +14,7 @@ from diffeqformer.config import LevelsConfig, to_dict, validate
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
 from diffeqformer.studies.reproduce import reproduce_depth
-from diffeqformer.studies.reproduce.reproduce_depth import SAME_COMPUTE, Arguments, runs_of
+from diffeqformer.studies.reproduce.reproduce_depth import SAME_COMPUTE, Arguments, about, runs_of
 from diffeqformer.studies.reproduce.reproduce_depth_figures import (
     NAMES,
     by_steps,
@@ -311,3 +311,10 @@ def test_the_page_says_that_tables_begin_with_the_first_batches_again():
     both = [record("elastic", 2, 3.0, 0), record("tables", 2, 2.5, 0)]
     said = [" ".join(result_of(some).findings) for some in (both, both[:1])]
     assert ["again from the first batch" in one for one in said] == [True, False]
+
+
+def test_the_updates_told_of_all_models_are_not_those_of_equal_compute():
+    config = {"model": {"vocabulary": 9, "width": 8, "heads": 2, "context": 4}, "trainer": {"batch_size": 3}}
+    entry = lambda kind, updates: {"role": {"kind": kind}, "updates": updates, "config": config}
+    said = about({"corpus": CORPUS, "models": [entry("gpt", 100), entry(f"gpt{SAME_COMPUTE}", 350)]})
+    assert said.endswith("3 sequences per update, 100 updates.")

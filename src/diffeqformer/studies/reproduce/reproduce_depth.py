@@ -276,7 +276,8 @@ def about(found: Values) -> str:
     """Describe in one paragraph what was trained on what."""
     config, corpus = found["models"][0]["config"], found["corpus"]
     m, t = config["model"], config["trainer"]
-    updates = max(entry["role"].get("updates", entry["updates"]) for entry in found["models"])
+    same_tokens = (one for one in found["models"] if not one["role"]["kind"].endswith(SAME_COMPUTE))
+    updates = max(one["role"].get("updates", one["updates"]) for one in same_tokens)
     return (
         f"{corpus['name']}: {corpus['train_tokens']:,} training and {corpus['validation_tokens']:,} validation tokens, "
         f"vocabulary of {m['vocabulary']:,}. Width {m['width']}, {m['heads']} heads, context {m['context']}, "
