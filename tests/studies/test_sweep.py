@@ -78,6 +78,14 @@ def test_a_wrong_setting_or_value_is_refused_before_anything_is_trained(file, tm
     assert not (tmp_path / "sweep").exists()
 
 
+def test_a_rule_that_nothing_follows_is_refused_before_anything_is_trained(config, tmp_path, monkeypatch):  # noqa: F811
+    file = tmp_path / "norms.yaml"
+    file.write_text(dump_yaml(changed(config, optimizer__train_roles=("norm",))))
+    monkeypatch.setattr(trainer, "train", None)
+    with pytest.raises(BadInput, match=r"optimizer.rule is 'muon', but none of the trained parameters"):
+        study(Arguments(str(file), ("optimizer.rule=muon,adamw",), to=str(tmp_path / "sweep")), Silent())
+
+
 def test_a_sweep_ranks_keeps_what_is_done_and_survives_a_divergent_trial(file, tmp_path, capsys, monkeypatch):
     words = ["sweep", file, "--over", "optimizer.learning_rate=1e-2,1e-3,1e18", "--seeds", "0", "1"]
     words += ["--to", str(tmp_path / "sweep"), "--updates", "4", "--json"]

@@ -76,10 +76,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.runs.folder import origin_of
     from diffeqformer.runs.rehearsal import made_ready
 
-    # Runs that have begun passed this check. Of the optimiser, only the roles decide whether a run can begin.
+    # Runs that have begun passed this check. Of the optimiser, only what trains which roles decides whether one can.
     new = [first for first, *_ in runs if origin_of(path_of(first.run)) is None]
-    roles = lambda config: OptimizerConfig(train_roles=config.optimizer.train_roles)
-    for one in {replace(config, run="", optimizer=roles(config)): config for config in new}.values():
+    roles = lambda o: OptimizerConfig(train_roles=o.train_roles, rule=o.rule, rule_roles=o.rule_roles)
+    for one in {replace(config, run="", optimizer=roles(config.optimizer)): config for config in new}.values():
         made_ready(one, progress)
     rows = []
     for number, (trial, configs) in enumerate(zip(trials, runs, strict=True), 1):
