@@ -1,5 +1,6 @@
 """What the quickstart trains in the time it has: a pure plan, and a new one when the machine becomes slower."""
 
+import dataclasses
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from diffeqformer.progress import Silent
 from diffeqformer.runs import compare
 from diffeqformer.runs.compare import Cost, plan
 from diffeqformer.runs.readings import Readings
+from diffeqformer.store.files import write_sealed
 from diffeqformer.store.lock import folder_lock
 
 WHOLE, LEAST = (1500, 1500, 3473), (0.0, 0.1, 0.2)
@@ -116,6 +118,16 @@ def test_one_process_compares_in_a_folder(clock, monkeypatch, tmp_path):
     with pytest.raises(BadInput, match="no such text"):
         begin(tmp_path / "new" / "folder")
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+def test_models_of_a_plan_that_goes_on_are_measured_as_the_first_were(tmp_path):
+    first, later = Readings("the", (3, 6), 0.25), Readings("an", (3,), 1.0)
+    assert compare._kept_plan(tmp_path, first) == ({}, first)
+    write_sealed(tmp_path / "plan.json", {"updates": {"a": 20}, "readings": dataclasses.asdict(first)})
+    updates, kept = compare._kept_plan(tmp_path, later)
+    assert updates == {"a": 20} and dataclasses.asdict(kept) == dataclasses.asdict(first) | {"depths": [3, 6]}
+    write_sealed(tmp_path / "plan.json", {"updates": {"a": 20}})  # of an earlier version
+    assert compare._kept_plan(tmp_path, later) == ({"a": 20}, later)
 
 
 def test_a_folder_with_a_lost_or_damaged_plan_is_refused_with_advice(tmp_path):

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -36,7 +36,7 @@ from diffeqformer.training.depths import depth_of_update
 from diffeqformer.training.update import initial_state, make_update
 
 PLAN = "plan.json"
-"""File in the comparison's folder: which models are trained, and for how many updates."""
+"""File in the comparison's folder: which models are trained, for how many updates, and how all are measured."""
 SAMPLING = {"temperature": 0.8, "top_k": 40, "seed": 0}
 FEWEST = 20
 """Minimum number of updates of a model that is trained, however short the time."""
@@ -131,9 +131,9 @@ def compare(
     """Train models so that everything ends in time, and write `results.json` and `metrics.jsonl` for all of them.
 
     Speeds are measured first, and `plan` decides what is trained. The plan is kept in the folder, so that the same call
-    continues a stopped comparison with the same numbers. Between two models the plan is revised: if the machine has
-    become slower, models that have not begun are shortened or left out; if it has become faster, models that were left
-    out are planned again. A finished model keeps only its weights.
+    continues a stopped comparison with the same numbers, and another one measures the rest as the first did. Between
+    two models the plan is revised: if the machine has become slower, models that have not begun are shortened or left
+    out; if it has become faster, models that were left out are planned again. A finished model keeps only its weights.
 
     **Arguments:** `configs`, each with a run folder of its own, the most important first, with updates in the
     proportion in which they are planned. They must agree in data, context, batch size and seed, so that each model
@@ -150,7 +150,7 @@ def compare(
     if (folder / run_folder.CONFIG).exists():
         raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --run.")
     names = [Path(config.run).name for config in configs]
-    updates = _kept_plan(folder)
+    updates, readings = _kept_plan(folder, readings)
     begun = [name for name in names if (folder / name / run_folder.CONFIG).exists()]
     if begun and not updates:
         raise BadInput(
@@ -161,7 +161,7 @@ def compare(
         run_folder.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     with made(folder), folder_lock(folder):
         # Read again under the lock: another process may have planned meanwhile.
-        updates, pace = _kept_plan(folder), None
+        (updates, readings), pace = _kept_plan(folder, readings), None
         if updates:
             kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
             progress.say(f"going on with the plan in {folder / PLAN}: {kept}")
@@ -171,7 +171,7 @@ def compare(
         for config, name in zip(configs, names, strict=True):
             if pace is not None and pace.changed(len(entries)):
                 updates = dict(zip(names, pace.updates, strict=False))
-                write_sealed(folder / PLAN, {"updates": updates})
+                write_sealed(folder / PLAN, {"updates": updates, "readings": asdict(readings)})
             if name not in updates:
                 break
             planned, own = _trained_for(config, updates[name]), run_folder.RunFolder(config)
@@ -187,21 +187,23 @@ def compare(
         return results
 
 
-def _kept_plan(folder: Path) -> dict[str, int]:
-    """Read the planned updates, by the name of the model's folder; empty if nothing is planned yet.
+def _kept_plan(folder: Path, readings: Readings) -> tuple[dict[str, int], Readings]:
+    """Read the planned updates, by the name of the model's folder, and how the models are measured; no updates, and
+    `readings`, if nothing is planned yet.
 
     **Raises:** `Damaged` if the plan is not what was written.
     """
     path, advice = folder / PLAN, "put it back, or choose another folder with --run."
     try:
-        updates = read_sealed(path).get("updates")
+        kept = read_sealed(path)
     except FileNotFoundError:
-        return {}
+        return {}, readings
     except Damaged as error:
         raise Damaged(f"{str(error).removesuffix('.')}; {advice}") from None
+    updates = kept.get("updates")
     if not isinstance(updates, dict) or not all(type(number) is int and number > 0 for number in updates.values()):
         raise Damaged(f"file {str(path)!r} is damaged: it does not say how many updates each model has; {advice}")
-    return updates
+    return updates, replace(readings, **kept.get("readings", {}))
 
 
 class _Pace:

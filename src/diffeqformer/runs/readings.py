@@ -25,7 +25,7 @@ class Readings:
 
     prompt: str
     """Text that each model continues."""
-    depths: tuple[int, ...]
+    depths: Sequence[int]
     """Numbers of steps at which models that run at any depth are evaluated, without fine-tuning."""
     part: float = 1.0
     """Fraction of the validation batches, evenly spread, that those evaluations use."""
