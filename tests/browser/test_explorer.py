@@ -200,6 +200,11 @@ def test_eigenvalues_of_all_steps_have_one_scale(browser, session, address):
         assert reach <= float(said.split(" to ")[1]) <= 1.51 * reach
 
 
+def test_a_long_text_has_more_shares_of_attention_than_a_call_has_arguments(browser, address):
+    opened(browser, address)
+    assert browser.run("return strips(Array(2).fill(Array(100000).fill(0.5))).length") == 4
+
+
 def test_by_keyboard_alone(browser, session, address):
     start = opened(browser, address)
     browser.press("Tab")

@@ -158,7 +158,7 @@
         return token;
       }));
       $("heads").replaceChildren(...strips(heads));
-      $("shares").replaceChildren("Share of attention, above: ", ...range(0, written(most, 2)), "; of single heads: ", ...range(0, written(Math.max(...heads.flat()), 2)), `; ${written(1 / heads[0].length, 2)} each is attention to all alike.`);
+      $("shares").replaceChildren("Share of attention, above: ", ...range(0, written(most, 2)), "; of single heads: ", ...range(0, written(largest(heads, 0), 2)), `; ${written(1 / heads[0].length, 2)} each is attention to all alike.`);
     }
     for (const name of ["QK", "OV"]) {
       $(name).parentElement.hidden = !cell.eigenvalues;

@@ -40,7 +40,7 @@ const curve = ({ moved }, position, step) => {
 // A row of colours for every head, and its name beside it, which no width makes smaller.
 const strips = (attention) => {
   const count = attention[0].length;
-  const most = Math.max(...attention.flat());
+  const most = largest(attention, 0);
   return attention.flatMap((row, head) => {
     const picture = draw("svg", { viewBox: `0 0 ${count} 1`, preserveAspectRatio: "none", role: "img", "aria-label": `Attention of head ${head} to every token` });
     picture.style.maxWidth = `${22 * count}px`;

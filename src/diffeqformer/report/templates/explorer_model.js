@@ -253,7 +253,7 @@ const backend = (() => {
     // The largest real or imaginary part over all steps.
     const reach = async (question) => {
       const found = (await walk(question)).looked.map((evaluations) => spectraOfHeads(evaluations.at(-1)[1]));
-      return Object.fromEntries(["QK", "OV"].map((name) => [name, Math.max(0, ...found.map((one) => one[name]).flat(3).map(Math.abs))]));
+      return Object.fromEntries(["QK", "OV"].map((name) => [name, largest(found.map((one) => one[name]), 0)]));
     };
     return { read, cell, predict, reach, weights: weightsAt };
   };
