@@ -86,6 +86,15 @@ def test_a_rule_that_nothing_follows_is_refused_before_anything_is_trained(confi
         study(Arguments(str(file), ("optimizer.rule=muon,adamw",), to=str(tmp_path / "sweep")), Silent())
 
 
+def test_a_run_of_other_settings_is_refused_before_anything_is_trained(config, file, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(trainer, "train", None)
+    second = tmp_path / "sweep" / "optimizer.learning_rate=0.001" / "seed-0"
+    second.mkdir(parents=True)
+    (second / "config.yaml").write_text(dump_yaml(changed(config, trainer__updates=3)))
+    with pytest.raises(BadInput, match=r"belongs to another config: .* is .* there, but"):
+        study(Arguments(file, ("optimizer.learning_rate=1e-2,1e-3",), to=str(tmp_path / "sweep")), Silent())
+
+
 def test_a_sweep_ranks_keeps_what_is_done_and_survives_a_divergent_trial(file, tmp_path, capsys, monkeypatch):
     words = ["sweep", file, "--over", "optimizer.learning_rate=1e-2,1e-3,1e18", "--seeds", "0", "1"]
     words += ["--to", str(tmp_path / "sweep"), "--updates", "4", "--json"]

@@ -55,8 +55,8 @@ class Arguments:
 def study(arguments: Arguments, progress: Progress) -> Result:
     """Train the missing runs, and rank the trials by their validation loss, a mean over the seeds.
 
-    **Raises:** `BadInput` for an impossible setting or value, before anything is trained; also whatever training raises
-    except `Diverged`: such a trial is ranked last.
+    **Raises:** `BadInput` for an impossible setting or value, or a run of other settings in the way, before anything is
+    trained; also whatever training raises except `Diverged`: such a trial is ranked last.
     """
     require_once("--seeds", arguments.seeds)
     trials = trials_of(arguments.over, arguments.trials)
@@ -73,9 +73,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     import numpy as np
 
     from diffeqformer.report.page import both_widths
-    from diffeqformer.runs.folder import origin_of
+    from diffeqformer.runs.folder import RunFolder, as_moved, origin_of
     from diffeqformer.runs.rehearsal import made_ready
 
+    for one in itertools.chain(*runs):  # all, before any is trained
+        RunFolder(as_moved(one)).require_own()
     # Runs that have begun passed this check. Of the optimiser, only what trains which roles decides whether one can.
     new = [first for first, *_ in runs if origin_of(path_of(first.run)) is None]
     roles = lambda o: OptimizerConfig(train_roles=o.train_roles, rule=o.rule, rule_roles=o.rule_roles)
