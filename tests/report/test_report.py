@@ -11,6 +11,7 @@ import report_examples as examples
 
 from diffeqformer.errors import RunFailed
 from diffeqformer.report import figures, run_figures, run_text, text
+from diffeqformer.runs.results import WEIGHTS
 from diffeqformer.studies.run_report import run_report, write_report
 
 VOID = {"meta", "link", "br", "img", "hr", "input", "base", "wbr"}
@@ -81,6 +82,11 @@ def test_headline_and_terms_are_computed(page):
         "0.100 below Vanilla GPT and 0.420 below Shared weights." in page.visible
     )
     assert "Each was trained once, for 1,500 updates, 3.07\u00a0M tokens." in page.visible
+
+
+def test_every_kind_of_weights_is_explained(page):
+    kinds = {kind for kind in WEIGHTS if kind not in ("box", "own")}
+    assert all(f"{kind}: " in page.sections["terms"] for kind in kinds)
 
 
 def test_unequal_compute_at_equal_updates_is_told():
