@@ -276,6 +276,16 @@ def test_the_list_says_what_is_finished_and_what_the_rest_takes(tmp_path, monkey
     assert main([*words, "--search"]) == 2 and "--list is given with --search" in capsys.readouterr().err
 
 
+def test_a_finished_run_is_listed_as_such_with_the_settings_that_training_filled_in(tmp_path, monkeypatch, capsys):
+    words = ["reproduce", "depth", "--list", "--to", str(tmp_path), "--depths", "2", "--models", "diffeqformer"]
+    ((config, _),) = runs_of(Arguments(depths=(2,), models=("diffeqformer",)), 0, tmp_path / "hops" / "seed-0")
+    ended = {"models": [{"seconds": 10.0, "config": to_dict(validate(config))}]}
+    monkeypatch.setattr("diffeqformer.runs.results.results_of", lambda folder: ended)
+    assert main([*words, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (found["finished"], found["of"]) == (1, 1)
+
+
 def test_a_folder_that_cannot_be_is_refused():
     with pytest.raises(BadInput, match="path '~nobody-at-all/runs' cannot be used"):
         reproduce_depth.study(Arguments(to="~nobody-at-all/runs"), Silent())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from diffeqformer.config import BaseConfig, Config, DataConfig, read_shipped, with_values
+from diffeqformer.config import BaseConfig, Config, DataConfig, read_shipped, validate, with_values
 from diffeqformer.config.bounds import INT32, MOST_STEPS, UINT32, require_once, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
@@ -121,7 +121,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
         planned = (run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}"))
         each = lambda config: compute_of(config) / config.trainer.updates
-        runs = ((role["kind"], Path(config.run), settings_of(config), each(config)) for config, role in planned)
+        # As training has them: with what only `validate` fills in.
+        known = lambda config: settings_of(validate(config))
+        runs = ((role["kind"], Path(config.run), known(config), each(config)) for config, role in planned)
         return listed("depth", TITLE, runs, folder)
     found: list[Document] = []
     for seed in arguments.seeds:
