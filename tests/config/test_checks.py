@@ -177,6 +177,11 @@ def test_refused(settings, sentence):
             "model.edges is .*, but model.weights.nested keeps layers by",
         ),
         ({}, {"optimizer": {"rule_roles": ["norm"]}}, "optimizer.rule_roles is norm, but optimizer.rule is 'adamw'"),
+        (
+            {"weights": {"kind": "time", "lowest_frequency": 20.0}},
+            {"depth": {"sample": [3, 6]}},
+            "lowest_frequency is 20.0, but must not exceed model.weights.highest_frequency, which is 12.0",
+        ),
     ],
 )
 def test_what_would_have_no_effect_or_end_a_run_is_refused_before_it_begins(model, others, sentence):

@@ -55,6 +55,11 @@ def validate(config: Config) -> Config:
     if config.depth.teacher == "base" and not (config.base.run and config.depth.distill):
         why = "depth.distill is 0: nothing is learned" if config.base.run else "base.run is not given"
         raise BadInput(f"depth.teacher is 'base', but {why}; `diffeqformer finetune` starts from a base.")
+    weights = config.model.weights
+    if isinstance(weights, TimeConfig) and weights.highest_frequency is None:
+        fastest = 2.0 * config.model.steps if config.depth.depths else weights.fastest
+        weights = dataclasses.replace(weights, highest_frequency=fastest)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, weights=weights))
     m = validate_model(config.model)
     deepest = max((m.steps, *config.trained_at))
     if isinstance(m.weights, LayerDropConfig) and deepest > (layers := m.weights.layers or m.steps):
@@ -69,12 +74,7 @@ def validate(config: Config) -> Config:
         )
     widest = max(m.width, m.hidden_width, m.heads * m.context)
     _require_countable("activations", "steps x batch x context x width", m.steps, t.batch_size, m.context, widest)
-    weights = config.model.weights
-    if not isinstance(weights, TimeConfig) or weights.highest_frequency is not None:
-        return config
-    fastest = 2.0 * config.model.steps if config.depth.depths else weights.fastest
-    weights = dataclasses.replace(weights, highest_frequency=fastest)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, weights=weights))
+    return config
 
 
 def _validate_data(d: DataConfig, context: int) -> None:
