@@ -18,7 +18,7 @@ from diffeqformer.ode.field import Block
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.alignment import align
 from tests.cases import slow, slow_but
-from tests.models import KINDS, TINY, logits, model_of, solved, tokens
+from tests.models import KINDS, TINY, logits, model_of, of_dtype, solved, tokens
 from tests.tolerances import STATES, roundoff
 
 VANILLA, KEY = KINDS["vanilla"], jax.random.key(0)
@@ -104,6 +104,19 @@ def test_more_knots_are_the_same_function():
     assert found.model.weights.knots == 6 and found.difference <= STATES
     plain = lift(model, key=KEY).model
     np.testing.assert_allclose(logits(found.model, ids, 6), logits(plain, ids, 6), atol=STATES)
+
+
+def test_a_float64_model_is_lifted_in_float64():
+    """Without a cast, which strict promotion would refuse, or a number that was float32 on the way."""
+    with jax.enable_x64(True):
+        table, knots = of_dtype(model_of(VANILLA), np.float64), of_dtype(model_of(BETWEEN_KNOTS), np.float64)
+        lifted = lift(table, "time", key=KEY)
+        assert {leaf.dtype for leaf in jax.tree.leaves(lifted.model)} == {jnp.dtype(jnp.float64)}
+        rounding = roundoff(np.float64, TINY.width, scale=lifted.condition)
+        assert lifted.difference <= rounding < np.finfo(np.float32).eps
+        found = lift(knots.populate(6), knots=2, key=KEY).model
+        close = {"rtol": 0, "atol": roundoff(np.float64, 6)}
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), found.weights, knots.weights)
 
 
 def test_a_model_that_computes_in_bfloat16_is_lifted_as_exactly():

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int, Key, PyTree
 from diffeqformer.config import KnotsConfig
 from diffeqformer.model.count import count
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.nn.linear import Linear
+from diffeqformer.nn.linear import Linear, wide
 from diffeqformer.ode.field import BlockWeights, Field
 from diffeqformer.ode.solve import Step
 from diffeqformer.ode.weights.lifting import fit_knots, ridged
@@ -75,7 +75,7 @@ class _Inputs:
         seen: dict[int, Array] = {}
 
         def note(share: float, place: int, x: Array) -> None:
-            x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+            x = x.reshape(-1, x.shape[-1]).astype(wide(x.dtype))
             x = jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1)
             seen[place] = seen.get(place, jnp.zeros((), x.dtype)) + share * jnp.matmul(x.T, x, precision="highest")
 

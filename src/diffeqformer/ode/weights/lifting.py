@@ -11,10 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key
 
 from diffeqformer.config import KnotsConfig, TimeConfig
-from diffeqformer.nn.linear import Linear, Norm
+from diffeqformer.nn.linear import Linear, Norm, wide
 from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid
 from diffeqformer.ode.weights.knots import PLACES, KnotWeights, cardinal_basis
@@ -60,7 +61,8 @@ def fit_knots(
     `section`, with K set; `moments`, as `second_moments` gives them, which weight the least squares of fewer knots: for
     each matrix, `sum_l |X_l (W_l - sum_k B_k(t_l) K_k)|^2` is minimised, with the inputs `X_l` of layer l.
     """
-    basis = partial(cardinal_basis, basis=section.basis, place=section.place)
+    dtype = wide(rows.attention.norm.scale.dtype)
+    basis = partial(cardinal_basis, basis=section.basis, place=section.place, dtype=dtype)
     layers, knots = len(times), section.knots or len(times)
     system = np.asarray(basis(times, knots), np.float64)
     if knots < layers:
@@ -69,9 +71,9 @@ def fit_knots(
         # The layers serve as knots, evaluated at the places of the new ones.
         matrix = np.asarray(basis((np.arange(knots) + PLACES[section.place]) / knots, layers), np.float64)
     condition = float(np.linalg.cond(system if knots <= layers else matrix))
-    fitted = rows if knots == layers else _sums(jnp.asarray(matrix, jnp.float32), rows)
+    fitted = rows if knots == layers else _sums(jnp.asarray(matrix, dtype), rows)
     if moments is not None and knots < layers:
-        fitted = _weighted(jnp.asarray(system, jnp.float32), rows, fitted, list(moments))
+        fitted = _weighted(jnp.asarray(system, dtype), rows, fitted, list(moments))
     return Fit(KnotWeights(fitted, section.basis, section.place), condition)
 
 
@@ -87,9 +89,10 @@ def fit_time(
     **Arguments:** `rows`, on one leading axis; `grid` and `node`, at whose times they stand; `section`, of kind `time`;
     `shapes` of a block; `key` for the networks.
     """
-    networks, hidden = _drawn(shapes, section, grid, node, key)
+    dtype = wide(rows.attention.norm.scale.dtype)
+    networks, hidden = _drawn(shapes, section, grid, node, dtype, key)
     hidden = [np.asarray(h, np.float64) for h in hidden]
-    weights = _solved(rows, networks, [jnp.asarray(np.linalg.pinv(h), jnp.float32) for h in hidden])
+    weights = _solved(rows, networks, [jnp.asarray(np.linalg.pinv(h), dtype) for h in hidden])
     return Fit(TimeWeights(weights, None, section), max(float(np.linalg.cond(h)) for h in hidden))
 
 
@@ -143,15 +146,16 @@ def ridged(moments: Float[Array, "time inputs inputs"]) -> Float[Array, "time in
     return moments + RIDGE * variance * jnp.eye(size, dtype=moments.dtype)[None]
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _drawn(
-    shapes: BlockShapes, section: TimeConfig, grid: Grid, node: float, key: Key[Array, ""]
+    shapes: BlockShapes, section: TimeConfig, grid: Grid, node: float, dtype: DTypeLike, key: Key[Array, ""]
 ) -> tuple[list[TimeNetwork], list[Array]]:
     """Initialise the network of each map and norm of a block; return these, and H of each, shape (time, d_emb)."""
     new = init_time(section, shapes, grid, END_OF_STEP, key).networks
     units = jax.tree.leaves(new, is_leaf=is_time_unit)
-    features = time_features(grid.times((node,)), section)
-    return [unit.network for unit in units], [unit.network(features) for unit in units]
+    networks = [jax.tree.map(lambda leaf: leaf.astype(dtype), unit.network) for unit in units]
+    features = time_features(grid.times((node,)), section, dtype)
+    return networks, [network(features) for network in networks]
 
 
 @jax.jit
