@@ -276,6 +276,15 @@ def test_the_model_in_the_browser_is_pythons(browser, tmp_path, kind, steps, sch
     compare(browser, tmp_path, run_of(kind), {"steps": steps, "scheme": scheme}, 1e-4)
 
 
+def test_eigenvalues_of_a_matrix_of_equal_numbers_are_finite(browser, tmp_path):
+    """Apart from one they are zero: what is left of the matrix is rounding of rounding, down to 1e-250."""
+    page = tmp_path / "page.html"
+    page.write_text(portable_page(session_of(run_of("shared"))))
+    opened(browser, page.as_uri())
+    found = browser.run("return eigenvalues(new Float64Array(256).fill(1), 16)")
+    np.testing.assert_allclose(np.sort(np.hypot(*np.transpose(found))), [0] * 15 + [16], atol=1e-12)
+
+
 def test_half_precision_moves_a_prediction_by_less_than_a_thousandth(browser, tmp_path, monkeypatch):
     monkeypatch.setattr(portable, "WHOLE_PARAMETERS", 0)
     compare(browser, tmp_path, run_of("diffeqformer"), {"steps": 6, "scheme": "euler"}, 1e-3)

@@ -32,10 +32,11 @@ const sum = (x, dt, y) => x.map((value, i) => value + dt * y[i]);
 const eigenvalues = (matrix, n) => {
   const [re, im] = [Float64Array.from(matrix), new Float64Array(n * n)];
   for (let k = 0; k < n - 2; k += 1) {
-    const v = Array.from({ length: n - k - 1 }, (_, i) => re[(k + 1 + i) * n + k]);
-    const length = Math.hypot(...v);
+    const below = Array.from({ length: n - k - 1 }, (_, i) => re[(k + 1 + i) * n + k]);
+    const length = Math.hypot(...below);
     if (!length) continue;
-    v[0] += v[0] < 0 ? -length : length;
+    const v = below.map((one) => one / length); // of rounding alone, they may be so small that their squares are zero
+    v[0] += v[0] < 0 ? -1 : 1;
     const scale = 2 / v.reduce((s, one) => s + one * one, 0);
     for (let j = 0; j < n; j += 1) {
       const by = scale * v.reduce((s, one, i) => s + one * re[(k + 1 + i) * n + j], 0);
