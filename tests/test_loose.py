@@ -72,8 +72,9 @@ REFUSED = {
     "trajectory of one text": "ids have the shape (4,), but must have (batch, position), none of them 0.",
     "scheme": "but must be an object with the methods of Scheme.",
     "flow": "dt is 0.0, but must be a number other than 0.",
-    "flow of whole numbers": "the state is int32 of the shape (2,), but must be real numbers on one axis.",
-    "flow of two axes": "the state is float32 of the shape (2, 2), but must be real numbers on one axis.",
+    "flow of whole numbers": "the state is int32 of the shape (2,), but must be real numbers of at least 32 bits on",
+    "flow of 16 bits": "the state is bfloat16 of the shape (2,), but must be real numbers of at least 32 bits on",
+    "flow of two axes": "the state is float32 of the shape (2, 2), but must be real numbers of at least 32 bits on",
     "mask of one axis": "the mask is bool of the shape (3,), but must be bool of the shape (1, 2).",
     "listed mask of weights": "the mask is int64 of the shape (1, 2), but must be bool of the shape (1, 2).",
     "checkpoint": "checkpoint is 'Best', but must be one of latest, best, sound.",
@@ -268,6 +269,8 @@ def _say() -> dict[str, str]:
     refused("scheme", lambda: with_scheme(model, 3))
     refused("flow", lambda: flow_exponents(lambda t, x: x, jnp.ones(2), dt=0.0, steps=2))
     refused("flow of whole numbers", lambda: flow_exponents(lambda t, x: x, jnp.array([1, 2]), dt=0.1, steps=2))
+    narrow = jnp.ones(2, jnp.bfloat16)
+    refused("flow of 16 bits", lambda: flow_exponents(lambda t, x: x, narrow, dt=0.1, steps=2))
     refused("flow of two axes", lambda: flow_exponents(lambda t, x: x, jnp.ones((2, 2)), dt=0.1, steps=2))
     refused("mask of one axis", lambda: participation(model, [[3, 4, 5]], np.ones(3, bool)))
     refused("listed mask of weights", lambda: participation(model, [[3, 4, 5]], [[2, 0]]))

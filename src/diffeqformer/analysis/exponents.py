@@ -95,14 +95,15 @@ def flow_exponents(
 
     **Returns:** exponents in units of 1 / time, in the order of the decomposition, which is descending over long times.
 
-    **Raises:** `BadInput` if `x` is not a vector of floats, `tangents` is not from 1 to the width, a number of
-    steps is out of range, or `dt` is 0.
+    **Raises:** `BadInput` if `x` is not a vector of floats of at least 32 bits, `tangents` is not from 1 to the width,
+    a number of steps is out of range, or `dt` is 0.
 
     Sources: Benettin et al. 1980, Meccanica 15:9; Wolf et al. 1985, Physica D 16:285.
     """
     x = jnp.asarray(x)
-    if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.floating):
-        raise BadInput(f"the state is {x.dtype} of the shape {x.shape}, but must be real numbers on one axis.")
+    if x.ndim != 1 or not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 4:
+        must = "must be real numbers of at least 32 bits on one axis"  # JAX has no QR decomposition of narrower ones
+        raise BadInput(f"the state is {x.dtype} of the shape {x.shape}, but {must}.")
     number = x.size if tangents is None else tangents
     if not 1 <= whole("tangents", number) <= x.size:
         raise BadInput(f"tangents is {number}, but must be from 1 to the width of the state, {x.size}.")
