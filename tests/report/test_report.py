@@ -107,6 +107,8 @@ def test_headline_follows_the_numbers():
     models = examples.comparison()["models"]
     models[0]["validation"]["loss"] = 4.5
     assert run_text.headline(models).startswith("Of 3 models, Vanilla GPT has the lowest validation loss, 4.080 nats")
+    models[0]["validation"]["loss"], models[1]["validation"]["loss"] = 4.0806, 4.0803
+    assert "4.080 nats per token: less than 0.001 below DiffEqFormer and 0.320 below" in run_text.headline(models)
     models[0]["validation"]["loss"] = 4.0804
     assert run_text.headline(models) == (
         "Of 3 models, Vanilla GPT and DiffEqFormer share the lowest validation loss, 4.080 nats per token: "

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from diffeqformer.config import DepthConfig
 from diffeqformer.plain import Document
-from diffeqformer.report.text import MISSING, compact, counted_steps, finite, join, nats, number, perplexity
+from diffeqformer.report.text import MISSING, compact, counted_steps, finite, gap, join, nats, number, perplexity
 
 Model = Document
 """An entry of the results' `models`."""
@@ -38,7 +38,7 @@ def headline(models: Sequence[Model], vocabulary: int | None = None) -> str:
     of = "Of" if _alike(models) else "Not trained equally long: of"
     sentence = f"{of} {len(models)} models, {join(leaders)} {verb} the lowest validation loss, {written} nats per token"
     if others:
-        gaps = [f"{nats(m['validation']['loss'] - best['loss'])} below {m['name']}" for m in others]
+        gaps = [f"{gap(m['validation']['loss'], best['loss'])} below {m['name']}" for m in others]
         sentence += f": {join(gaps)}"
     return f"{sentence}.{guess} {failure}".rstrip()
 

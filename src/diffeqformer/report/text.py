@@ -93,6 +93,11 @@ def nats(value: object) -> str:
     return number(value, 3)
 
 
+def gap(worse: float, better: float) -> str:
+    """Format by how much two losses differ that are not written alike, which may still be less than is written."""
+    return nats(worse - better) if worse - better >= 0.0005 else "less than 0.001"
+
+
 def perplexity(value: object) -> str:
     """Format a perplexity to about four significant digits; as a power of ten when it is huge."""
     if not finite(value):

@@ -15,7 +15,19 @@ from diffeqformer.config import to_dict
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, compact, duration, finite, join, nats, number, perplexity, signed, speed
+from diffeqformer.report.text import (
+    MISSING,
+    compact,
+    duration,
+    finite,
+    gap,
+    join,
+    nats,
+    number,
+    perplexity,
+    signed,
+    speed,
+)
 from diffeqformer.store.digests import digest
 from diffeqformer.studies.inputs import folder_for
 from diffeqformer.studies.study import Result
@@ -123,7 +135,7 @@ def findings(comparison: "Comparison") -> list[str]:
     if comparison.same_text and all(map(finite, losses)):
         ahead, behind = (first, second) if losses[0] <= losses[1] else (second, first)
         said.append(
-            f"{ahead.name} has the lower validation loss, by {nats(abs(losses[0] - losses[1]))} nats per token "
+            f"{ahead.name} has the lower validation loss, by {gap(max(losses), min(losses))} nats per token "
             f"({nats(min(losses))} against {nats(max(losses))} for {behind.name}). With one run of each, a small "
             "difference can be due to chance."
             if nats(losses[0]) != nats(losses[1])
