@@ -109,7 +109,7 @@ def level_below(steps: int, levels: tuple[int, ...]) -> int:
 def divided_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
     """Return the times between N steps, of which those in the middle are parts of larger ones.
 
-    Let n be the largest number ≤ N among `levels`. Of n equal steps, the first and the last max(1, n // 8) stay whole:
+    Let n be the largest number ≤ N among `levels`. Of n equal steps, the first and the last max(1, n // 4) stay whole:
     they move a trained model's state most, and dividing them costs most. The others are divided into equal parts, so
     that there are N steps: each into as many parts as the next one, or one more in the middle. One or two steps, which
     have no others, are divided themselves.
@@ -119,7 +119,7 @@ def divided_edges(steps: int, levels: tuple[int, ...]) -> tuple[float, ...]:
     **Returns:** N + 1 times from 0 to 1; those of equal steps if N is below all levels.
     """
     n = min(level_below(steps, levels), steps)
-    whole = max(1, n // 8) if n > 2 else 0
+    whole = max(1, n // 4) if n > 2 else 0
     between = n - 2 * whole
     parts, surplus = divmod(steps - 2 * whole, between)
     first = whole + (between - surplus) // 2

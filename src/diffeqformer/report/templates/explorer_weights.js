@@ -16,7 +16,7 @@ const weightsOf = (run, arrays) => {
     if (weights.kind === "levels" && steps >= weights.levels[0]) {
       // Of the equal steps of a level, those between the first and last ones are divided as evenly as possible.
       const n = weights.levels.findLast((level) => level <= steps);
-      const whole = n > 2 ? Math.max(1, Math.floor(n / 8)) : 0;
+      const whole = n > 2 ? Math.max(1, Math.floor(n / 4)) : 0;
       const [between, pieces] = [n - 2 * whole, steps - 2 * whole];
       const first = whole + Math.floor((between - (pieces % between)) / 2);
       const count = (step) => (step < whole || step >= n - whole ? 1
