@@ -24,7 +24,10 @@ from tests.runs.tiny_run import changed
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA L4", "l4"),
         ("Tesla V100-SXM2-16GB", "v100-16gb"), ("TPU v5 lite", "tpu-v5e"), ("TPU v5", "tpu-v5p"),
         ("TPU v5p", "tpu-v5p"), ("TPU v6 lite", "tpu-v6e"), ("TPU v4", "tpu-v4"), ("NVIDIA L40S", "l40s"),
-        ("cpu", None), ("NVIDIA GeForce GTX 1080", None),
+        ("NVIDIA H100 NVL", "h100-nvl"), ("NVIDIA H200 NVL", "h200-nvl"), ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA GH200 144G HBM3e", "gh200-144gb"), ("NVIDIA GB200", "gb200"), ("NVIDIA B200", "b200"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("cpu", None), ("NVIDIA GeForce GTX 1080", None),
     ],
 )  # fmt: skip
 def test_devices_are_known_by_the_names_that_jax_gives_them(kind, name):
