@@ -61,7 +61,9 @@ def test_a_failure_names_the_folder_that_was_asked_for(tmp_path):
             raise RunFailed(f"the checkpoint at update 0 could not be written in '{aside}/checkpoints' (full).")
 
 
-@pytest.mark.parametrize("written", ["{}  {}", "{} *{}", "{}  ./{}", "# sums\n\n{}  {}"])
+@pytest.mark.parametrize(
+    "written", ["{}  {}", "{} *{}", "{}  ./{}", "# sums\n\n{}  {}", f"{'0' * 64}  onnx/config.json\n{{}}  {{}}"]
+)
 def test_sums_are_read_as_sha256sum_writes_them(written, tmp_path):
     file = tmp_path / "config.json"
     file.write_text("{}")
