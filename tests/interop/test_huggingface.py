@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from diffeqformer.config import DropoutConfig, LayerConfig, SchemeConfig
-from diffeqformer.interop.families import FAMILIES
+from diffeqformer.interop.families import FAMILIES, kind_of
 from diffeqformer.interop.huggingface import from_huggingface, places
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.sharding import by_path
@@ -145,6 +145,13 @@ def test_settings_of_gpt2():
     aliases |= {"n_positions": "max_position_embeddings"}
     renamed = {aliases.get(name, name): value for name, value in CONFIGS["gpt2"].items()}
     assert FAMILIES["gpt2"].config(renamed) == FAMILIES["gpt2"].config(CONFIGS["gpt2"])
+
+
+@pytest.mark.parametrize(("activation", "exact"), [("gelu", True), ("gelu_fast", False), (None, False)])
+def test_a_gpt2_may_have_the_exact_gelu(activation, exact):
+    config = FAMILIES["gpt2"].config(CONFIGS["gpt2"] | {"activation_function": activation})
+    assert config.field.exact_gelu == exact and kind_of(config) == "gpt2"
+    assert FAMILIES["gpt2"].config(FAMILIES["gpt2"].values(config)).field.exact_gelu == exact
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class Family(NamedTuple):
             model |= {**dict(ours_of(rope)), "field.rope_scaling": rope.scaling}
             if model["field.head_width"] in (None, model["width"] / max(model["heads"], 1)):
                 model["field.head_width"] = None
-        if isinstance(settings, GPTNeoXSettings):
+        if isinstance(settings, GPT2Settings | GPTNeoXSettings):
             model |= settings.more(values)
         if isinstance(settings, MistralSettings):
             model["context"] = min(model["context"], settings.window(values) or model["context"])
@@ -123,6 +123,8 @@ class Family(NamedTuple):
         if issubclass(self.settings, LlamaSettings) and isinstance(m.field, LlamaConfig):
             found["head_dim"] = m.head_width
             found["rope_parameters"] = rope_parameters(m.field)
+        if self.settings is GPT2Settings and isinstance(m.field, GPTConfig):
+            found["activation_function"] = "gelu" if m.field.exact_gelu else "gelu_new"
         if self.settings is GPTNeoXSettings and isinstance(m.field, GPTConfig):
             found["hidden_act"] = "gelu" if m.field.exact_gelu else "gelu_pytorch_tanh"
             found["use_parallel_residual"] = m.scheme.kind == "euler"
@@ -272,7 +274,7 @@ def kind_of(m: ModelConfig) -> str:
         if rotary_gpt:
             # GPT-NeoX has one hidden_dropout for both.
             return "gpt_neox" if stock and m.dropout.embedding == m.dropout.residual else OWN
-        return "gpt2" if stock and not m.field.exact_gelu else OWN
+        return "gpt2" if stock else OWN
     if isinstance(m.field, LlamaConfig):
         stock = stock and not (m.field.nested_norm or m.field.norm_shift) and m.final_norm_epsilon == m.norm_epsilon
     if not stock or not isinstance(m.field, LlamaConfig) or m.dropout.embedding or m.dropout.residual:

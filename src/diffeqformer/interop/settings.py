@@ -42,7 +42,7 @@ class GPT2Settings:
     n_positions: int = _is("context", alias="max_position_embeddings")
     vocab_size: int = _is("vocabulary")
     n_inner: int | None = _is("hidden", None)
-    activation_function: Literal["gelu_new", "gelu_pytorch_tanh"] = "gelu_new"
+    activation_function: Literal["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu"] = "gelu_new"
     layer_norm_epsilon: float = _is("norm_epsilon", 1e-5)
     tie_word_embeddings: bool = _is("tied", True)
     embd_pdrop: float = _is("dropout.embedding", 0.1)
@@ -52,6 +52,10 @@ class GPT2Settings:
     scale_attn_by_inverse_layer_idx: bool = _only(False)
     reorder_and_upcast_attn: bool = _only(False)
     add_cross_attention: bool = _only(False)
+
+    def more(self, values: Values) -> Document:
+        """Return those of our settings that are expressed differently."""
+        return {"field.exact_gelu": self.activation_function == "gelu"}
 
 
 @dataclass(frozen=True)
