@@ -261,6 +261,12 @@ def test_gpt2s_vocabulary_with_a_space_or_a_token_before_the_text(trained, tmp_p
     assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, " a b")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"tokenizer_class": "Other"}))
     assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, "a b")
+    spaced = Tokenizer.from_str(trained.to_str())
+    spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    spaced.save(str(tmp_path / "tokenizer.json"))
+    for kind, text in (("GPT2TokenizerFast", "a b"), ("Other", " a b")):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+        assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, text)
 
 
 def test_the_token_before_a_text_is_found_without_the_letter_a():

@@ -122,8 +122,9 @@ def _from_folder(folder: Path) -> Tokenizer:
     before = own.get("add_prefix_space") is True
     if (folder / "tokenizer.json").is_file():
         tokenizer = _from_file(folder / "tokenizer.json")
-        if before and str(own.get("tokenizer_class")).startswith("GPT2"):
-            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        spaced = getattr(tokenizer.pre_tokenizer, "add_prefix_space", False)
+        if before != spaced and str(own.get("tokenizer_class")).startswith("GPT2"):  # it goes by the settings alone
+            tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=before)
         return _with_added(tokenizer, folder)
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
         if (folder / vocabulary).is_file() and (folder / merges).is_file():
