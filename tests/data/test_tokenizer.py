@@ -264,7 +264,7 @@ def test_gpt2s_vocabulary_with_a_space_or_a_token_before_the_text(trained, tmp_p
     spaced = Tokenizer.from_str(trained.to_str())
     spaced.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     spaced.save(str(tmp_path / "tokenizer.json"))
-    for kind, text in (("GPT2TokenizerFast", "a b"), ("Other", " a b")):
+    for kind, text in (("GPT2TokenizerFast", "a b"), ("GPTNeoXTokenizerFast", "a b"), ("Other", " a b")):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
         assert encode(load_tokenizer(tmp_path), "a b") == encode(trained, text)
 

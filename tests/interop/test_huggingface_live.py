@@ -29,6 +29,7 @@ KINDS = {
     "gpt2": lambda: random_gpt2(11, 0.1, **GPT2),
     "gpt2, hidden of another width": lambda: random_gpt2(11, 0.1, **GPT2, n_inner=24),
     "gpt2, head of its own": lambda: random_gpt2(11, 0.1, **GPT2, tie_word_embeddings=False),
+    "gpt2, exact GELU": lambda: random_gpt2(11, 0.1, **GPT2, activation_function="gelu"),
     "gpt2, larger": lambda: random_gpt2(11, 0.1, n_embd=96, n_layer=4, n_head=6, n_positions=64, vocab_size=300),
     "llama, grouped queries": lambda: random_llama(11, 0.1, **LLAMA),
     "llama, one key and value for all": lambda: random_llama(11, 0.1, **LLAMA | {"num_key_value_heads": 1}),

@@ -123,7 +123,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     if (folder / "tokenizer.json").is_file():
         tokenizer = _from_file(folder / "tokenizer.json")
         spaced = getattr(tokenizer.pre_tokenizer, "add_prefix_space", False)
-        if before != spaced and str(own.get("tokenizer_class")).startswith("GPT2"):  # it goes by the settings alone
+        if before != spaced and str(own.get("tokenizer_class")).startswith(("GPT2", "GPTNeoX")):
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=before)
         return _with_added(tokenizer, folder)
     for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
