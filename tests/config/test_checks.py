@@ -234,6 +234,14 @@ def test_a_word_and_its_settings_are_one_section_in_either_order(kind, setting, 
     assert (found.kind, getattr(found, setting)) == (word, value)
 
 
+def test_the_kind_that_a_section_has_keeps_its_settings():
+    """They were silently reset: a sweep over model.weights=time,layer then trained another width than the config's."""
+    base = with_values(Config(), {"model.weights.d_emb": 96, "optimizer.schedule": "trapezoidal"})
+    base = with_values(base, {"optimizer.schedule.decay_fraction": 0.5})
+    assert with_values(base, {"model.weights": "time", "optimizer.schedule": "trapezoidal"}) == base
+    assert with_values(base, {"model.weights": "layer"}).model.weights == LayerConfig()
+
+
 def test_each_choice_of_a_model_is_a_section_that_builds_its_object():
     assert choices_of(ModelConfig).keys() == {"weights", "field", "scheme", "gradient"}
     assert LayerConfig(rows="node") == from_dict(ModelConfig, {"weights": {"kind": "layer", "rows": "node"}}).weights

@@ -87,7 +87,8 @@ def parse_value(text: str) -> Any:
 def with_values(config: Any, values: Values) -> Any:
     """Return the config with settings replaced, named as in `optimizer.learning_rate`; an absent section is created.
 
-    A section may be replaced by its kind, a word, and have settings as well, in any order.
+    A section may be replaced by its kind, a word, and have settings as well, in any order. The kind that it already has
+    changes nothing, as on the command line.
 
     **Raises:** `BadInput` as `from_dict`.
     """
@@ -99,7 +100,9 @@ def with_values(config: Any, values: Values) -> Any:
             if not isinstance(inner := section.get(part), dict):
                 section[part] = {"kind": inner} if isinstance(inner, str) else {}
             section = section[part]
-        section[last] = values[name]
+        kept = section.get(last)
+        if not isinstance(kept, dict) or kept.get("kind", kept) != values[name]:
+            section[last] = values[name]
     return from_dict(type(config), found)
 
 
