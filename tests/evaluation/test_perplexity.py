@@ -34,5 +34,5 @@ def test_evaluations_are_a_mean_over_tokens_that_count():
 
 
 def test_without_any_target_there_is_no_loss():
-    with pytest.raises(BadInput, match="no prediction counts in the 1 batches to be evaluated.*data.targets"):
+    with pytest.raises(BadInput, match="no prediction counts in the 1 batch to be evaluated.*data.targets"):
         evaluate(model_of(TINY), [batch(False)])

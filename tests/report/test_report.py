@@ -149,6 +149,15 @@ def test_the_curves_caption_begins_with_where_they_end():
     assert report.figures[-1].caption.startswith(f"Validation loss ends at {ends[0]:.3f} in DiffEqFormer, ")
 
 
+@pytest.mark.parametrize(("batches", "said"), [((4, 16, 4), "4 and 16 batches."), ((1, 1, 1), "1 batch.")])
+def test_batches_of_estimates_are_told_in_order_and_in_number(batches, said):
+    """16 was before 4, as texts are sorted."""
+    results = examples.comparison()
+    for model, number in zip(results["models"], batches, strict=True):
+        model["config"]["trainer"]["evaluate_batches"] = number
+    assert f"estimated during training on at most {said}" in run_report(results).figures[-1].caption
+
+
 def test_table_of_results(page):
     head, *rows = page.tables["results"]
     assert len(head) == 10 and head[6:8] == ["parameters", "effective parameters"]

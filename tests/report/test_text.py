@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.report.text import depths, digits, factor, number, ranges, signed
+from diffeqformer.report.text import counted, depths, digits, factor, number, ranges, signed
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,7 @@ def test_factors_are_written_as_in_prose():
 
 def test_what_is_rounded_to_zero_has_no_sign():
     assert number(-0.0004, 3) == "0.000" and number(-1.5, 1) == "−1.5" and signed(-0.0004, 2) == "+0.00"
+
+
+def test_one_of_a_thing_is_written_in_the_singular():
+    assert [counted(n, "update") for n in (0, 1, 2, 1500)] == ["0 updates", "1 update", "2 updates", "1,500 updates"]

@@ -81,7 +81,7 @@ def test_what_is_compared_and_said(pair):
     assert findings(found) == [
         "Vanilla GPT has the lower validation loss, by 0.500 nats per token (3.000 against 3.500 for Vanilla Llama). "
         "With one run of each, a small difference can be due to chance.",
-        "Vanilla GPT is significantly better on piqa; of 2 measurements that can be compared item by item, 1 differ "
+        "Vanilla GPT is significantly better on piqa; of 2 measurements that can be compared item by item, 1 differs "
         "significantly after Holm's correction.",
     ]
     assert "Not evaluated in Vanilla Llama: sciq." in remarks(found)

@@ -80,7 +80,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.evaluation.accuracy import accuracy_of
     from diffeqformer.evaluation.depth import at_depths, require_depths
     from diffeqformer.ode.early_exit import EarlyExit
-    from diffeqformer.report.text import number
+    from diffeqformer.report.text import counted, number
     from diffeqformer.runs.opening import load_run
     from diffeqformer.runs.results import measured
     from diffeqformer.studies.inputs import evaluation_text
@@ -114,7 +114,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     if as_json:
         return print_json({**opened.which, "evaluations": rows})
     print_table(
-        f"{opened.folder}, update {opened.step}, {rows[0]['tokens']:,} tokens, {model.config.scheme.kind}",
+        f"{opened.folder}, update {opened.step}, {counted(rows[0]['tokens'], 'token')}, {model.config.scheme.kind}",
         ["steps", "NFE", "loss (nats)", "perplexity", "bits/byte", "tokens/s"],
         [_cells(row) for row in rows],
     )

@@ -133,14 +133,14 @@ def _d_emb_choices(config: Config, time: TimeConfig) -> list[Document]:
 
 
 def _print(config: Config, models: dict[str, Document], compiled: bool) -> None:
-    from diffeqformer.report.text import counted_steps, evaluations
+    from diffeqformer.report.text import counted, counted_steps, evaluations
 
     row = lambda name, unit, group, key: [name, *(human(cell[group][key], unit) for cell in models.values())]
-    m = config.model
+    m, t = config.model, config.trainer
     print_table(
         f"{m.field.kind}, {m.weights.kind} weights, {m.scheme.kind}: {counted_steps(m.steps)}, width {m.width}, "
-        f"{m.heads} heads, context {m.context}, vocabulary {m.vocabulary}, batch {config.trainer.batch_size} "
-        f"in {config.trainer.accumulation} part(s), {m.compute_dtype}",
+        f"{counted(m.heads, 'head')}, context {m.context}, vocabulary {m.vocabulary}, batch {t.batch_size} "
+        f"in {counted(t.accumulation, 'part')}, {m.compute_dtype}",
         ["", *models],
         [
             row("parameters, stored", "", "parameters", "stored"),

@@ -61,7 +61,7 @@ def _require_own_folder(config: Path, run: str) -> None:
 
 
 def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
-    from diffeqformer.report.text import duration, number
+    from diffeqformer.report.text import counted, duration, number
     from diffeqformer.runs.rehearsal import rehearse
 
     found = rehearse(config, progress)
@@ -72,7 +72,7 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
     rows = [
         ("text", f"{text['name']}: {number(text['train_tokens'])} tokens, "
                  f"{number(text['validation_tokens'])} held out"),
-        ("training", f"{number(t.updates)} updates of {t.batch_size} x {config.model.context} tokens{epochs}"),
+        ("training", f"{counted(t.updates, 'update')} of {t.batch_size} x {config.model.context} tokens{epochs}"),
         ("memory", f"{human(found.memory.total or 0, 'B')} per device"),
         ("time", f"{duration(found.seconds)} for the updates alone, {found.seconds_per_update:.3g} s per update"),
         ("first loss", f"{found.first_loss:.4f} nats per token"),

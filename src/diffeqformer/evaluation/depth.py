@@ -146,7 +146,8 @@ def at_depths(
     """
     grids = [steps for steps in depths if not isinstance(steps, EarlyExit)]
     require_depths(model, (steps for steps in grids if steps is not None))
-    name = f"Evaluating at {', '.join('adaptive' if steps is None else str(steps) for steps in grids)} steps"
+    words = ["adaptive" if steps is None else str(steps) for steps in grids]
+    name = f"Evaluating at {', '.join(words)} step{'' if words == ['1'] else 's'}"
     own = None if model.config.tolerance else model.config.steps
     turns = [(model, None if steps == own else steps) for steps in depths]  # so its own depth is compiled once
     return evaluate_in_turns(turns, batches, bytes_=bytes_, block=block, progress=progress, name=name)

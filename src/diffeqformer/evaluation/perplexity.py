@@ -123,8 +123,9 @@ class _Tally:
     def evaluation(self, batches: int, bytes_: int | None) -> Evaluation:
         if not self.count:
             raise BadInput(
-                f"no prediction counts in the {batches} batches to be evaluated, so that there is no loss; where only "
-                "some tokens are targets (data.targets), a larger trainer.evaluate_batches reaches some, 0 all."
+                f"no prediction counts in the {batches} batch{'es' * (batches > 1)} to be evaluated, so that there is "
+                "no loss; where only some tokens are targets (data.targets), a larger trainer.evaluate_batches reaches "
+                "some, 0 all."
             )
         loss = self.nats / self.count
         return Evaluation(

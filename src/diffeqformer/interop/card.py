@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diffeqformer.config import Config, to_dict
 from diffeqformer.plain import Document, version_of
-from diffeqformer.report.text import MISSING, number
+from diffeqformer.report.text import MISSING, counted_steps, number
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, results_of, weights_in_words
 
@@ -86,7 +86,7 @@ def _results(run: Run) -> tuple[Document, dict[str, str]]:
         known = lambda name, digits: number(math.nan if found[name] is None else found[name], digits)
         unknown = found["bits_per_byte"] is None and found["loss"] is not None  # such as the bytes of a puzzle
         tolerance = run.config.model.tolerance
-        at = f"at {entry['steps']} steps" if tolerance is None else f"by adaptive steps (rtol {tolerance.rtol:g})"
+        at = f"by adaptive steps (rtol {tolerance.rtol:g})" if tolerance else f"at {counted_steps(entry['steps'])}"
         return {"at": at, "steps": None if tolerance else entry["steps"], "updates": entry["updates"]}, {
             "text": inline(_text(run.config, corpus["name"])),
             "training tokens seen": f"{entry['tokens']:,}",

@@ -50,7 +50,7 @@ def adapted_config(
         if isinstance(own, LayerConfig):
             raise BadInput(
                 "method 'continuous' keeps weights that are functions of depth, but this model is a table of "
-                f"{config.steps} layers; 'lora' and 'full' fine-tune it."
+                f"{config.steps} layer{'s' * (config.steps != 1)}; 'lora' and 'full' fine-tune it."
             )
         # Numbers of rows that default to the number of steps are fixed at the trained number.
         if isinstance(own, KnotsConfig):

@@ -66,7 +66,8 @@ def with_scheme(
     other = validate_model(dataclasses.replace(config, scheme=section, tolerance=tolerance, gradient=gradient))
     if isinstance(config.weights, LayerConfig) and scheme != model.scheme:
         raise BadInput(
-            f"this model is a table of {config.steps} layers for the scheme {config.scheme.kind!r} and cannot run by "
-            f"{section.kind!r}; only models whose weights are functions of depth, or shared, run by any scheme."
+            f"this model is a table of {config.steps} layer{'s' * (config.steps != 1)} for the scheme "
+            f"{config.scheme.kind!r} and cannot run by {section.kind!r}; only models whose weights are functions of "
+            "depth, or shared, run by any scheme."
         )
     return model.replace(scheme=scheme, config=other)

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from diffeqformer.report.figures import INK, WIDE, color, drawing, is_narrow, legend, log_axis, look, steps_axis, thin
 from diffeqformer.report.run_text import Model, at_several, compute_at, depth_points, depths_trained_at, own_loss
-from diffeqformer.report.text import finite, finite_points, ranges
+from diffeqformer.report.text import counted_steps, finite, finite_points, ranges
 
 Points = Sequence[tuple[float, float]]
 
@@ -102,7 +102,7 @@ def depth_curve(models: Sequence[Model], vocabulary: int | None = None, *, width
                 if finite(level := own_loss(model)):
                     losses.append(level)
                     line = axis.axhline(level, color=color(index), linestyle=(0, (5, 2)), linewidth=1.3)
-                    shown.append((line, f"{model['name']} ({model['steps']} steps)"))
+                    shown.append((line, f"{model['name']} ({counted_steps(model['steps'])})"))
                 continue
             points = [(p["steps"], p["loss"]) for p in depth_points(model) if finite(p["loss"])]
             steps.update(p["steps"] for p in depth_points(model))

@@ -5,7 +5,18 @@ from collections.abc import Sequence
 
 from diffeqformer.config import DepthConfig
 from diffeqformer.plain import Document
-from diffeqformer.report.text import MISSING, compact, counted_steps, finite, gap, join, nats, number, perplexity
+from diffeqformer.report.text import (
+    MISSING,
+    compact,
+    counted,
+    counted_steps,
+    finite,
+    gap,
+    join,
+    nats,
+    number,
+    perplexity,
+)
 
 Model = Document
 """An entry of the results' `models`."""
@@ -73,7 +84,7 @@ def comparison(models: Sequence[Model]) -> str:
     """State the terms of the comparison: tokens seen, parameters stored, number of runs."""
     one = len(models) == 1
     if _as_many(models):
-        amount = f"{number(models[0]['updates'])} updates, {compact(models[0]['tokens'])} tokens"
+        amount = f"{counted(models[0]['updates'], 'update')}, {compact(models[0]['tokens'])} tokens"
         trained = f"It was trained for {amount}." if one else f"Each was trained once, for {amount}{_unlike(models)}."
     else:
         seen = join([f"{m['name']} on {compact(m['tokens'])} tokens" for m in models])

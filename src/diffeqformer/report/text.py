@@ -164,6 +164,11 @@ def ends_apart(folders: Sequence[Path]) -> list[str]:
     return ["/".join(one) for one in next(some for some in ends if len({*some}) == len({*parts}))]
 
 
+def counted(count: int, noun: str) -> str:
+    """Format a count of a thing: `1 head`, `1,500 updates`."""
+    return f"{number(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def counted_steps(steps: int) -> str:
     """Format a number of steps: `1 step`, `6 steps`."""
-    return f"{number(steps)} step{'' if steps == 1 else 's'}"
+    return counted(steps, "step")

@@ -18,6 +18,7 @@ from diffeqformer.report.table import Table
 from diffeqformer.report.text import (
     MISSING,
     compact,
+    counted,
     duration,
     finite,
     gap,
@@ -146,9 +147,9 @@ def findings(comparison: "Comparison") -> list[str]:
         sure = [row for row in tested if row.holm is not None and row.holm < SIGNIFICANT]
         wins = [(side.name, [label(row) for row in sure if _ahead(row) == i]) for i, side in enumerate((first, second))]
         parts = [f"{name} is significantly better on {join(tasks)}" for name, tasks in wins if tasks]
-        rest = f"of {len(tested)} measurements that can be compared item by item"
+        rest = f"of {counted(len(tested), 'measurement')} that can be compared item by item"
         said.append(
-            f"{join(parts)}; {rest}, {len(sure)} differ significantly after Holm's correction."
+            f"{join(parts)}; {rest}, {len(sure)} differ{'s' * (len(sure) == 1)} significantly after Holm's correction."
             if parts
             else f"No difference is significant after Holm's correction, {rest}."
         )

@@ -176,8 +176,9 @@ def _curves(models: Sequence[Model]) -> list[Figure]:
         faint = "faint; " if average else ""
         notes.append(f"Lines: training loss ({faint}means of a few updates in long runs){average}.")
     if any(m["curve"]["validation"] for m in models):
-        some = {n for m in models if (n := m["config"].get("trainer", {}).get("evaluate_batches"))}
-        way = f", estimated during training on at most {text.join(sorted(map(str, some)))} batches" if some else ""
+        some = sorted({n for m in models if (n := m["config"].get("trainer", {}).get("evaluate_batches"))})
+        batches = f"{text.join(list(map(str, some)))} batch{'' if some == [1] else 'es'}" if some else ""
+        way = f", estimated during training on at most {batches}" if some else ""
         notes.append(f"Points: validation loss{way}.")
     if missing := len(everything) - len(shown):
         notes.append(f"Points that are not finite, and so cannot be drawn: {missing}.")

@@ -15,7 +15,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values, finite_or_none, shown
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, speed
+from diffeqformer.report.text import MISSING, counted, speed
 from diffeqformer.store.digests import digest
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.inputs import Folder, Seeds
@@ -180,11 +180,12 @@ def _findings(rows: Sequence[Values], configs: Sequence[Config], arguments: Argu
     first = f"The lowest validation loss, {best['loss']:.4f} nats per token, has {words}."
     if not math.isfinite(best["loss"]):
         first = "No trial came to an end with finite numbers."
-    seeds = f"{len(arguments.seeds)} seed{'s' if len(arguments.seeds) > 1 else ''}"
+    seeds = counted(len(arguments.seeds), "seed")
     lengths = sorted({one.trainer.updates for one in configs})
     batches = {(one.data, one.trainer.batch_size, one.model.context) for one in configs}
     of = " to ".join(f"{length:,}" for length in dict.fromkeys((lengths[0], lengths[-1])))
-    about = f"{len(rows)} trial{'s' * (len(rows) > 1)} of {of} updates with {seeds}; {lost} stopped being finite."
+    updates = f"{of} update{'s' * (lengths[-1] > 1)}"
+    about = f"{counted(len(rows), 'trial')} of {updates} with {seeds}; {lost} stopped being finite."
     if len(batches) == 1 and len(lengths) == 1:
         t = configs[0].trainer
         about += f" Each is on the same batches of {t.batch_size} x {configs[0].model.context} tokens."

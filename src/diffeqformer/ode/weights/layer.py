@@ -54,8 +54,9 @@ class LayerWeights(eqx.Module):
         steps = grid.steps
         if steps != self.depth:
             raise BadInput(
-                f"this model is a table of {self.depth} layers and cannot run at {steps} step{'s' * (steps != 1)}; "
-                "only models whose weights are functions of depth, or shared, run at any depth."
+                f"this model is a table of {self.depth} layer{'s' * (self.depth != 1)} and cannot run at {steps} "
+                f"step{'s' * (steps != 1)}; only models whose weights are functions of depth, or shared, run at any "
+                "depth."
             )
         if grid != (self.grid or Grid(self.depth)):
             raise BadInput(

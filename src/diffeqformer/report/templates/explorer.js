@@ -101,9 +101,9 @@
       const last = other.top[other.top.length - 1];
       const by = other.ids.every((id, i) => id === ids[i]) ? "top_ids" : "top"; // ids of another tokenizer mean others
       const changed = (i) => other[by].at(-1)[i] !== reading[by][end][i];
-      if (same) rows.push(plain(`${state.other === state.run ? "" : `${about.runs[state.other].name}, `}${other.top.length - 1} steps`, last, changed));
+      if (same) rows.push(plain(`${state.other === state.run ? "" : `${about.runs[state.other].name}, `}${plural(other.top.length - 1)}`, last, changed));
       const count = last.filter((_, i) => changed(i)).length;
-      $("changes").textContent = same ? `${count} of ${tokens.length} predictions are others with ${about.runs[state.other].name} at ${other.top.length - 1} steps (marked ≠).` : "The two runs cut this text into other tokens, so that their predictions cannot be compared one by one.";
+      $("changes").textContent = same ? `${count} of ${tokens.length} predictions are others with ${about.runs[state.other].name} at ${plural(other.top.length - 1)} (marked ≠).` : "The two runs cut this text into other tokens, so that their predictions cannot be compared one by one.";
     } else $("changes").textContent = "";
     rows.push(plain("next in text", [...tokens.slice(1), ""]));
     $("grid").className = end > 12 ? "dense" : "";
