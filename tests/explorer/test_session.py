@@ -254,6 +254,20 @@ def test_only_the_page_is_answered():
         server.shutdown()
 
 
+def test_a_connection_that_ends_before_its_question_is_no_error(capsys):
+    """Browsers open some in advance; each printed a traceback."""
+    server, _ = serve("", {})
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    with socket.create_connection(server.server_address) as page:
+        page.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # gone at once
+        page.sendall(b"GET ")
+        threading.Event().wait(0.2)
+    threading.Event().wait(0.3)
+    server.shutdown()
+    server.server_close()
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_page_that_is_closed_before_its_answer_is_no_error(capsys):
     answered = threading.Event()
 

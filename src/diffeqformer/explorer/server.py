@@ -3,6 +3,7 @@ that cannot be guessed."""
 
 import json
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,14 @@ KINDS = {
 }  # fmt: skip
 """Content types of those files of a run that its pages consist of, by suffix."""
 Answer = Callable[[Values], Any]
+
+
+class _Server(ThreadingHTTPServer):
+    """Says nothing of connections that end early, before a question or an answer: the page may be closed."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def serve(
@@ -81,24 +90,23 @@ def serve(
 
         def _send(self, status: int, kind: str, content: str | bytes) -> None:
             body = content.encode() if isinstance(content, str) else content
-            with suppress(BrokenPipeError, ConnectionResetError):  # the page may be closed by now
-                self.send_response(status)
-                for name, value in (
-                    ("Content-Type", kind),
-                    ("Content-Length", str(len(body))),
-                    ("Cache-Control", "no-store"),
-                    ("Referrer-Policy", "no-referrer"),
-                    ("X-Content-Type-Options", "nosniff"),
-                ):
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
+            self.send_response(status)
+            for name, value in (
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Referrer-Policy", "no-referrer"),
+                ("X-Content-Type-Options", "nosniff"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: the terminal is the user's."""
 
     try:
-        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        server = _Server(("127.0.0.1", port), Handler)
     except OSError as error:
         raise BadInput(f"port {port} cannot be used: {error.strerror}; leave --port out for a free one.") from error
     host = f"127.0.0.1:{server.server_port}"
