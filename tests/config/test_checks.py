@@ -239,7 +239,8 @@ def test_the_kind_that_a_section_has_keeps_its_settings():
     base = with_values(Config(), {"model.weights.d_emb": 96, "optimizer.schedule": "trapezoidal"})
     base = with_values(base, {"optimizer.schedule.decay_fraction": 0.5})
     assert with_values(base, {"model.weights": "time", "optimizer.schedule": "trapezoidal"}) == base
-    assert with_values(base, {"model.weights": "layer"}).model.weights == LayerConfig()
+    for name in ("model.weights", "model.weights.kind"):
+        assert with_values(base, {name: "layer"}).model.weights == LayerConfig()
 
 
 def test_each_choice_of_a_model_is_a_section_that_builds_its_object():

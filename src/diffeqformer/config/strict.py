@@ -87,14 +87,14 @@ def parse_value(text: str) -> Any:
 def with_values(config: Any, values: Values) -> Any:
     """Return the config with settings replaced, named as in `optimizer.learning_rate`; an absent section is created.
 
-    A section may be replaced by its kind, a word, and have settings as well, in any order. The kind that it already has
-    changes nothing, as on the command line.
+    A section may be replaced by its kind, a word, and have settings as well, in any order. As on the command line, its
+    `kind` is the same as the section itself, and the kind that it already has changes nothing.
 
     **Raises:** `BadInput` as `from_dict`.
     """
     found = to_dict(config)
     for name in sorted(values, key=lambda name: name.count(".")):  # a section before its settings
-        *sections, last = name.split(".")
+        *sections, last = name.removesuffix(".kind").split(".")
         section = found
         for part in sections:
             if not isinstance(inner := section.get(part), dict):
