@@ -248,6 +248,12 @@ def test_each_choice_of_a_model_is_a_section_that_builds_its_object():
     assert LayerConfig(rows="node") == from_dict(ModelConfig, {"weights": {"kind": "layer", "rows": "node"}}).weights
 
 
+def test_a_mean_over_more_updates_than_there_are_is_refused():
+    given = {"optimizer": {"average": "last"}, "trainer": {"updates": 6}}
+    with pytest.raises(BadInput, match=r"average.updates is 100, but must be at most trainer.updates, which is 6\."):
+        validate(from_dict(Config, given))
+
+
 @pytest.mark.parametrize("path", shipped_configs().values(), ids=shipped_configs())
 def test_a_resolved_config_stays_valid_with_its_defaults_written_out(path, tmp_path):
     config = validate(read_yaml(path))

@@ -65,7 +65,7 @@ def test_sources_of_a_single_document_need_a_validation_part(two, tmp_path, prog
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"weights": (1.0,)}, "data.weights has 1 numbers, but data.train 2; each needs one"),
+        ({"weights": (1.0,)}, r"data.weights is \[1.0\], but must have as many numbers as data.train has paths, 2."),
         ({"weights": (1.0, -1.0)}, "data.weights has -1.0, but must be a positive number"),
         ({"weights": (1e308, 1e308)}, "data.weights is .*, but must have a finite sum"),
     ],

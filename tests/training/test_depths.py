@@ -141,7 +141,10 @@ REFUSED = [
     ({"weights": "inverse"}, "depth.weights is 'inverse', but without depth.sample nothing is drawn."),
     ({"shallow_fraction": 0.5}, "depth.shallow_fraction is 0.5, but without depth.sample nothing is drawn."),
     ({"sample": [4, 6], "shallow_fraction": 1.5}, "depth.shallow_fraction is 1.5, but must be at least 0 and below 1."),
-    ({"sample": [4, 6], "weights": [1]}, "depth.weights has 1 numbers, but depth.sample 2; each depth needs one."),
+    (
+        {"sample": [4, 6], "weights": [1]},
+        "depth.weights is [1.0], but must have as many numbers as depth.sample has depths, 2.",
+    ),
     ({"sample": [4, 6], "weights": [1, -1]}, "depth.weights has -1.0, but must have positive numbers only."),
     ({"jitter": 1.5}, "depth.jitter is 1.5, but must be at most 1."),
 ]  # fmt: skip

@@ -36,7 +36,8 @@ def validate(config: Config) -> Config:
     d, o, t = config.data, config.optimizer, config.trainer
     require_bounds(config)
     if isinstance(o.average, LastConfig) and o.average.updates > t.updates:
-        raise BadInput(f"optimizer.average.updates is {o.average.updates}, but there are {t.updates} trainer.updates.")
+        most = f"at most trainer.updates, which is {t.updates}"
+        raise BadInput(f"optimizer.average.updates is {o.average.updates}, but must be {most}.")
     if config.tokens_per_update > INT32:
         raise BadInput(
             f"trainer.batch_size x model.context is {t.batch_size} x {config.model.context} tokens, but must be at "
@@ -93,7 +94,8 @@ def _validate_data(d: DataConfig, context: int) -> None:
             f"data.stream is {d.stream}, but data.source {d.source!r} is packed; 'files' and 'huggingface' stream."
         )
     if d.weights and len(d.weights) != len(d.train):
-        raise BadInput(f"data.weights has {len(d.weights)} numbers, but data.train {len(d.train)}; each needs one.")
+        wanted = f"as many numbers as data.train has paths, {len(d.train)}"
+        raise BadInput(f"data.weights is {shown(list(d.weights))}, but must have {wanted}.")
     if d.weights and not sum(d.weights) < float("inf"):
         raise BadInput(f"data.weights is {shown(list(d.weights))}, but must have a finite sum.")
     if d.source == "files" and not d.train:
@@ -172,9 +174,8 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
             f"sequence of its own: at most {rows} (trainer.batch_size / trainer.accumulation)."
         )
     if len(d.shares) != len(d.depths):
-        raise BadInput(
-            f"depth.weights has {len(d.shares)} numbers, but depth.sample {len(d.depths)}; each depth needs one."
-        )
+        wanted = f"as many numbers as depth.sample has depths, {len(d.depths)}"
+        raise BadInput(f"depth.weights is {shown(list(d.shares))}, but must have {wanted}.")
     for share in d.shares:
         if not 0 < share < float("inf"):
             raise BadInput(f"depth.weights has {share}, but must have positive numbers only.")

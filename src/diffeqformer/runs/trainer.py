@@ -84,7 +84,8 @@ def train(
     mesh = mesh_of(config)
     left = len(jax.devices()) - (1 if mesh is None else mesh.size)
     if left:
-        progress.say(f"{left} of {len(jax.devices())} devices are not used; --mesh.data -1 takes all.")
+        are = "is" if left == 1 else "are"
+        progress.say(f"{left} of {len(jax.devices())} devices {are} not used; --mesh.data -1 takes all.")
     try:
         with laid_out(mesh):
             return _train(config, progress, base, build or usual_build, recipe)
