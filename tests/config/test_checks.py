@@ -19,6 +19,7 @@ from diffeqformer.config import (
     TimeConfig,
     choices_of,
     dump_yaml,
+    find_config,
     from_dict,
     read_yaml,
     validate,
@@ -252,6 +253,12 @@ def test_a_mean_over_more_updates_than_there_are_is_refused():
     given = {"optimizer": {"average": "last"}, "trainer": {"updates": 6}}
     with pytest.raises(BadInput, match=r"average.updates is 100, but must be at most trainer.updates, which is 6\."):
         validate(from_dict(Config, given))
+
+
+def test_a_run_folder_in_place_of_a_config_is_told_which_config_it_has(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    with pytest.raises(BadInput, match=r"is the folder of a run, whose config is '.*/config.yaml'\."):
+        find_config(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", shipped_configs().values(), ids=shipped_configs())

@@ -41,6 +41,8 @@ def find_config(name: str, others: str = "a file") -> Path:
         return path
     if name in shipped:
         return shipped[name]
+    if (path / "config.yaml").is_file():
+        raise BadInput(f"config {shown(name)} is the folder of a run, whose config is {str(path / 'config.yaml')!r}.")
     advice = nearest(name, shipped, f"the shipped ones are {', '.join(shipped)}.")
     raise BadInput(f"config {shown(name)} is neither {others} nor the name of a shipped config; {advice}")
 
