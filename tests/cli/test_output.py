@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from diffeqformer.cli import main
+from diffeqformer.cli.eval import _cells
 from diffeqformer.cli.output import print_json, print_table, print_text
 from diffeqformer.plain import CONTROL
 from diffeqformer.progress import Terminal
@@ -88,3 +89,12 @@ def test_the_help_of_a_strangers_config_does_not_control_a_terminal(tmp_path, ca
     shown = capsys.readouterr().out
     assert "a␛[31mb\ufffd" in shown and "x␛[2J" in shown
     assert "\x1b[31mb" not in shown and "\u202e" not in shown
+
+
+def test_large_and_infinite_numbers_of_an_evaluation_are_told_as_such():
+    """A perplexity had all of its digits, and a loss that is not finite was a dash, as if it were not known."""
+    row = {"steps": 2, "early_exit": None, "rtol": None, "attention_evaluations": 2.0, "feed_forward_evaluations": 2.0}
+    row |= {"loss": 50.0, "perplexity": 5.18e21, "bits_per_byte": 20.0, "tokens_per_second": 10.0}
+    assert _cells(row)[2:5] == ["50.0000", "5.18e+21", "20.0000"]
+    lost = _cells(row | {"loss": None, "perplexity": None, "bits_per_byte": None})
+    assert lost[2:5] == ["not finite", "not finite", "–"]

@@ -1,10 +1,12 @@
 """Losses over batches in which not every prediction counts."""
 
+import math
+
 import numpy as np
 import pytest
 
 from diffeqformer.errors import BadInput
-from diffeqformer.evaluation.perplexity import evaluate
+from diffeqformer.evaluation.perplexity import _Tally, evaluate
 from diffeqformer.ode.early_exit import EarlyExit
 from tests.models import TINY, model_of
 
@@ -36,3 +38,11 @@ def test_evaluations_are_a_mean_over_tokens_that_count():
 def test_without_any_target_there_is_no_loss():
     with pytest.raises(BadInput, match="no prediction counts in the 1 batch to be evaluated.*data.targets"):
         evaluate(model_of(TINY), [batch(False)])
+
+
+def test_a_perplexity_that_no_float_holds_is_not_a_number_of_304_digits():
+    tally = _Tally(model_of(TINY), None, 16)
+    tally.count = tally.seconds = 1.0
+    for nats, perplexity in ((2.0, math.exp(2.0)), (800.0, math.inf), (math.inf, math.inf)):
+        tally.nats = nats
+        assert tally.evaluation(1, None).perplexity == perplexity

@@ -1,5 +1,6 @@
 """`diffeqformer eval RUN [--steps 6,12,24] [--scheme NAME] [--tolerance RTOL] [--data ...] [--tasks ...]`"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -127,16 +128,17 @@ def run(words: Sequence[str], as_json: bool) -> None:
 
 def _cells(row: Document) -> list[str]:
     """Return one row of the table."""
-    from diffeqformer.report.text import evaluations, number
+    from diffeqformer.report.text import evaluations, number, perplexity
 
+    known = lambda name: math.nan if row[name] is None else row[name]  # JSON has no number that is not finite
     steps = f"{row['steps'] or ''}"
     steps += f" at most (settled within {row['early_exit']:g})" if row["early_exit"] else ""
     steps += f"adaptive (rtol {row['rtol']:g})" if row["rtol"] else ""
     return [
         steps,
         evaluations({half: row[f"{half}_evaluations"] for half in ("attention", "feed_forward")}),
-        number(row["loss"], 4),
-        number(row["perplexity"], 2),
+        number(known("loss"), 4),
+        perplexity(known("perplexity")),
         number(row["bits_per_byte"], 4),
         f"{row['tokens_per_second']:,.0f}",
     ]

@@ -60,7 +60,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
         trainer = replace(config.trainer, seed=arguments.seed, evaluate_batches=batches)
         configs.append(validate(replace(config, run=str(folder / name.split("-")[1]), trainer=trainer)))
 
-    from diffeqformer.report.text import speed
+    from diffeqformer.report.text import perplexity, speed
     from diffeqformer.runs.compare import compare
     from diffeqformer.runs.readings import Readings
     from diffeqformer.studies.run_report import write_linked_report
@@ -83,7 +83,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
             [
                 [
                     model["name"], f"{model['parameters']['stored']:,}", f"{model['parameters']['effective']:,}",
-                    f"{model['validation']['loss']:.4f}", f"{model['validation']['perplexity']:.2f}",
+                    f"{model['validation']['loss']:.4f}", perplexity(model["validation"]["perplexity"]),
                     f"{model['validation']['bits_per_byte']:.4f}", speed(model["tokens_per_second"]),
                 ]
                 for model in found["models"]

@@ -68,7 +68,7 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
     if as_json:
         return print_json(found._asdict() | {"memory": found.memory._asdict() | {"total": found.memory.total}})
     text, t = found.text, config.trainer
-    epochs = "" if found.epochs is None else f", {found.epochs:.3g} epochs"
+    epochs = "" if found.epochs is None else f", {found.epochs:.3g} epoch{'s' * (found.epochs != 1)}"
     rows = [
         ("text", f"{text['name']}: {number(text['train_tokens'])} tokens, "
                  f"{number(text['validation_tokens'])} held out"),
@@ -90,7 +90,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     if not is_main():
         return
     from diffeqformer.report.run_text import drawn_rows
-    from diffeqformer.report.text import evaluations, number, speed
+    from diffeqformer.report.text import evaluations, number, perplexity, speed
     from diffeqformer.runs.results import results_of
     from diffeqformer.studies.run_report import write_linked_report
 
@@ -102,8 +102,7 @@ def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping
     if as_json:
         return print_json({**document, **more})
     validation = result.entry["validation"]
-    digits = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
-    row = [number(validation[name], decimals) for name, decimals in digits.items()]
+    row = [number(validation["loss"], 4), perplexity(validation["perplexity"]), number(validation["bits_per_byte"], 4)]
     cost = [evaluations(result.entry.get("evaluations")), speed(result.entry["tokens_per_second"])]
     columns = ["run", "loss (nats)", "perplexity", "bits/byte", "NFE", "tokens/s"]
     print_table("", columns, [[str(result.folder), *row, *cost]])

@@ -130,7 +130,7 @@ class _Tally:
         loss = self.nats / self.count
         return Evaluation(
             loss=loss,
-            perplexity=math.exp(min(loss, 700.0)),  # exp(710) is more than a float holds
+            perplexity=math.exp(loss) if loss < 709 else math.inf,  # exp(710) is more than a float holds
             bits_per_byte=None if bytes_ is None else self.nats / math.log(2) / bytes_,
             tokens=round(self.count),
             tokens_per_second=self.timed / self.seconds,
