@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffeqformer.report.text import counted, depths, digits, factor, number, ranges, signed
+from diffeqformer.report.text import counted, depths, digits, factor, number, ranges, signed, with_spread
 
 
 @pytest.mark.parametrize(
@@ -40,3 +40,8 @@ def test_what_is_rounded_to_zero_has_no_sign():
 
 def test_one_of_a_thing_is_written_in_the_singular():
     assert [counted(n, "update") for n in (0, 1, 2, 1500)] == ["0 updates", "1 update", "2 updates", "1,500 updates"]
+
+
+def test_the_spread_of_huge_numbers_is_a_power_of_ten_too():
+    assert with_spread([1.0e7, 1.2e7]) == "1.10e+07 ± 1.41e+06"  # not 1,414,213.56
+    assert with_spread([21.3, 21.5]) == "21.40 ± 0.14" and with_spread([21.3]) == "21.30"

@@ -111,8 +111,10 @@ def with_spread(values: Sequence[object], write: Callable[[object], str] = perpl
     if not known:
         return MISSING
     mean = write(statistics.fmean(known))
-    decimals = len(mean.partition("e")[0].partition(".")[2])
-    return f"{mean} ± {number(statistics.stdev(known), decimals)}" if len(known) > 1 else mean
+    if len(known) == 1:
+        return mean
+    spread, decimals = statistics.stdev(known), len(mean.partition(".")[2])
+    return f"{mean} ± {f'{spread:.2e}' if 'e' in mean else number(spread, decimals)}"
 
 
 def compact(value: object) -> str:
