@@ -3,12 +3,15 @@
 import io
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from diffeqformer import progress
+from diffeqformer.cli import main
+from diffeqformer.data.tokenizer import train_tokenizer
 from diffeqformer.progress import Terminal
 
 NOTE = "loss 4.083 · validation 4.102 · 12,345 tok/s"
@@ -80,3 +83,12 @@ def test_nobody_reading_ends_only_the_display(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     process.stderr.close()
     assert process.wait() == 0 and (tmp_path / "done").exists()
+
+
+def test_sampling_shows_that_it_computes(capsys, monkeypatch):
+    """It was silent until the text was there, for minutes with a large model."""
+    opened = SimpleNamespace(model=None, prompts=train_tokenizer([], 257), start=[], stops=[], which={})
+    monkeypatch.setattr("diffeqformer.runs.opening.load_run", lambda *_: opened)
+    monkeypatch.setattr("diffeqformer.runs.sampling.continue_text", lambda *_, **__: [" sat"])
+    assert main(["sample", "run", "--prompt", "the cat"]) == 0
+    assert capsys.readouterr() == ("the cat sat\n", "Generating …\n")

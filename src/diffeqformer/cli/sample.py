@@ -76,13 +76,16 @@ def run(words: Sequence[str], as_json: bool) -> None:
         "stops": opened.stops,
         **{name: getattr(arguments, name) for name in names},
     }
-    drafts = {}
-    if arguments.draft_steps is None:
-        texts = continue_text(model, opened.prompts, arguments.prompt, **settings)
-    else:
-        length = 4 if arguments.draft_length is None else arguments.draft_length
-        settings |= {"draft_steps": arguments.draft_steps, "draft_length": length}
-        texts, found = continue_text_with_drafts(model, opened.prompts, arguments.prompt, **settings)
+    drafts, found = {}, None
+    with progress.stage("Generating", 1) as stage:
+        if arguments.draft_steps is None:
+            texts = continue_text(model, opened.prompts, arguments.prompt, **settings)
+        else:
+            length = 4 if arguments.draft_length is None else arguments.draft_length
+            settings |= {"draft_steps": arguments.draft_steps, "draft_length": length}
+            texts, found = continue_text_with_drafts(model, opened.prompts, arguments.prompt, **settings)
+        stage.advance(1)
+    if found is not None and arguments.draft_steps is not None:
         per_verification = found.tokens_per_verification
         drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
         progress.say(
