@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import DropoutConfig, ModelConfig, RecursiveConfig, ReversibleConfig, ToleranceConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.model.transformer import Transformer
 from tests.cases import slow, slow_but
@@ -113,6 +114,19 @@ def test_the_reversible_gradient_keeps_no_state_of_the_steps():
             temporary[method, steps] = compiled.memory_analysis().temp_size_in_bytes
     assert temporary["reversible", 64] <= 1.01 * temporary["reversible", 8]
     assert temporary["checkpointed", 64] > 1.5 * temporary["checkpointed", 8]
+
+
+@pytest.mark.parametrize("method", ["recursive", "reversible"])
+def test_times_between_steps_that_a_backward_pass_cannot_differentiate_are_refused(method):
+    """Their derivative had been that through the weights alone, without that through the lengths of steps."""
+    scheme = "reversible" if method == "reversible" else "euler"
+    model = model_of(dataclasses.replace(TINY, weights="shared", scheme=scheme, gradient=way(method)))
+    loss = lambda edges: next_token_loss(model, IDS, steps=edges)
+    edges = jnp.array([0.0, 0.3, 1.0])
+    with pytest.raises(BadInput, match="the times between steps are differentiated, but model.gradient"):
+        jax.eval_shape(jax.grad(loss), edges)
+    of_weights = jax.eval_shape(jax.grad(lambda model, edges: next_token_loss(model, IDS, steps=edges)), model, edges)
+    assert of_weights.final_norm.scale.shape == (TINY.width,)
 
 
 @pytest.mark.parametrize("method", ["checkpointed", *slow("plain", "recursive")])

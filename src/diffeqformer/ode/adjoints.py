@@ -23,6 +23,7 @@ from jax import Array
 from jaxtyping import Float, PyTree
 
 from diffeqformer.config import GradientConfig, RecursiveConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.ode.field import BlockWeights
 from diffeqformer.ode.schemes import Length, Reversible, Scheme, SplitField
 
@@ -213,6 +214,23 @@ def adjoint_of(section: GradientConfig | RecursiveConfig) -> Adjoint:
     if isinstance(section, RecursiveConfig):
         return Recursive(section.checkpoints)
     return {"plain": Plain(), "checkpointed": Checkpointed(), "reversible": Reconstructing()}[section.kind]
+
+
+@jax.custom_jvp
+def without_derivative(lengths: Float[Array, " step"]) -> Float[Array, " step"]:
+    """Return the lengths of steps for an own backward pass, in which they are constants.
+
+    **Raises:** `BadInput` if they are differentiated: the derivative through them would be missing from the gradient.
+    """
+    return lengths
+
+
+@without_derivative.defjvp
+def _refuse_derivative(primals: tuple, tangents: tuple) -> tuple:
+    raise BadInput(
+        "the times between steps are differentiated, but model.gradient treats them as constants; 'plain' and "
+        "'checkpointed' have the derivative with respect to them."
+    )
 
 
 def _relative_error(found: PyTree, true: PyTree) -> Array:

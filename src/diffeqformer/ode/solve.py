@@ -20,7 +20,7 @@ from jaxtyping import Float, Int, Key, PyTree
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import KeyValueCache, Slot
 from diffeqformer.nn.linear import as_bits
-from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain
+from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain, without_derivative
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import Evaluations, Length, Scheme, SplitField
@@ -208,7 +208,8 @@ def _solve(
         )
         return solution(end[1])
     if isinstance(way, OwnBackwardPass) and observer is None and cache is None:
-        return solution(way.integrate(flow, carry))
+        constant_lengths = None if lengths is None else without_derivative(lengths)
+        return solution(way.integrate(flow._replace(given=(keys, constant_lengths)), carry))
 
     def body(now: PyTree, each: tuple) -> tuple[PyTree, PyTree]:
         (carry, carried, cache), (row, (step_keys, own), index) = now, each
