@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -220,6 +221,13 @@ def test_a_field_of_ones_own_keeps_the_settings_of_the_one_in_whose_place_it_sta
     for name, pair in spectra(theirs, times=2).pairs.items():
         np.testing.assert_array_equal(spectra(own, times=2).pairs[name].radius, pair.radius)
     assert build(own.config, jax.random.key(0), field=own.field).config == own.config
+
+
+def test_a_field_in_another_ones_place_stays_when_the_model_is_populated():
+    """`generate` populates, and sampled from the field that the config describes."""
+    model = model_of(dataclasses.replace(TINY, weights="shared"))
+    model = model.replace(field=dataclasses.replace(model.field, exact_gelu=True))
+    assert eqx.filter_eval_shape(lambda model: model.populate(), model).field == model.field
 
 
 def test_a_field_of_other_sizes_than_the_config_is_refused():

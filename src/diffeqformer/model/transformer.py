@@ -22,7 +22,7 @@ from diffeqformer.nn.linear import Norm, as_bits, normalise, products, unit_rms
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
-from diffeqformer.ode.field import BlockWeights, Field, Window
+from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Residual, Reversible, Scheme
@@ -153,8 +153,9 @@ class Transformer(eqx.Module):
             spacing="equal",
             edges=() if grid in (usual, Grid(grid.steps)) else tuple(grid.edges.tolist()),
         )
-        keeps = isinstance(self.config.field, OwnConfig)
-        field = self.field if keeps else config.field.build(config)  # how matrices would start depends on the horizon
+        field = self.field
+        if not isinstance(self.config.field, OwnConfig) and isinstance(field, TransformerField):
+            field = dataclasses.replace(field, output_std=config.field.build(config).output_std)  # of the new horizon
         return self.with_norm_of(grid).replace(weights=weights, field=field, config=config)
 
     @property
