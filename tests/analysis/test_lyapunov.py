@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.analysis.end_to_end import end_to_end
+from diffeqformer.analysis.end_to_end import _growth, end_to_end
 from diffeqformer.analysis.exponents import first_tangents
 from diffeqformer.analysis.in_blocks import attention_in_blocks
 from diffeqformer.analysis.lyapunov import (
@@ -303,6 +303,13 @@ def test_error_estimate_of_the_probing():
     draws = [end_to_end(model, ids, [output], probes=8, seed=seed) for seed in range(40)]
     off = np.stack([(draw.growth[0] - truth) / draw.error[0] for draw in draws])
     assert 0.6 < np.sqrt(np.square(off).mean()) < 1.6
+
+
+def test_growth_that_is_known_has_no_error():
+    """It was NaN: at width 1, where one probe is all, and where a token has no influence."""
+    growth, error = _growth(np.array([[[2.0]], [[0.0]]]), 1)
+    np.testing.assert_allclose(growth, [np.log(2.0), -np.inf])
+    np.testing.assert_array_equal(error, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,8 @@ def _growth(
     m = squares.shape[-1]
     # E |u^T J|^2 = |J|_F^2 / D for a unit vector u of random direction, so D cancels.
     mean = squares.mean(-1)
-    spread = squares.std(-1, ddof=1) if m > 1 else np.full_like(mean, np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    # A single probe, which only a state of width 1 has, is all there are: its spread is zero.
+    error = squares.std(-1, ddof=min(1, m - 1)) * np.sqrt((1 - m / width) / m)
+    with np.errstate(divide="ignore"):
         # Delta method: an error e of the mean becomes e / (2 mean) in half its logarithm.
-        return np.log(mean) / 2, spread * np.sqrt((1 - m / width) / m) / mean / 2
+        return np.log(mean) / 2, np.divide(error, 2 * mean, out=np.zeros_like(mean), where=mean > 0)
