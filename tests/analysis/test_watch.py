@@ -1,6 +1,7 @@
 """What is seen on the way is what the forward pass does."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -8,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diffeqformer.analysis.attribution import attribute
+from diffeqformer.analysis.induction import measure_induction
+from diffeqformer.analysis.spectra import spectra
 from diffeqformer.analysis.watch import watch_attention
 from diffeqformer.config import ToleranceConfig
+from diffeqformer.errors import BadInput
 from tests.models import KINDS, TINY, model_of, of_dtype, tokens
 
 
@@ -59,3 +64,20 @@ def test_an_adaptive_model_is_watched_on_the_grid():
     )
     assert jax.eval_shape(lambda ids: watch_attention(model, ids), tokens()).shape[0] == TINY.steps
     assert jax.eval_shape(lambda ids: watch_attention(model, ids, steps=5), tokens()).shape[0] == 5
+
+
+@pytest.mark.parametrize(
+    "look",
+    [spectra, measure_induction, lambda model: attribute(model, tokens()[0], [3])],
+    ids=["spectra", "induction", "attribution"],
+)
+def test_a_field_without_heads_is_refused(look):
+    """They ended in Python's words for an attribute that such a field has not."""
+
+    class Pooling:
+        key_value_heads = 1, 16
+        attention = feed_forward = lambda self, weights, x, **others: x
+        shapes = lambda self: SimpleNamespace(attention=None)
+
+    with pytest.raises(BadInput, match="the field is Pooling, but must have heads, which this analysis looks at"):
+        look(model_of(TINY).replace(field=Pooling()))

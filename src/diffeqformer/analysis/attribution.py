@@ -17,7 +17,7 @@ from diffeqformer.analysis.finite import require_finite
 from diffeqformer.analysis.reading import log_probabilities
 from diffeqformer.analysis.tables import Summarised, scores_html
 from diffeqformer.analysis.text import populated, require_text
-from diffeqformer.analysis.watch import watch_attention
+from diffeqformer.analysis.watch import require_heads, watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.grid import Steps
@@ -92,9 +92,10 @@ def attribute(
 
     **Returns:** `Attributions`.
 
-    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, or `points` below 1;
-    `RunFailed` if predictions are not finite.
+    **Raises:** `BadInput` for a text that `require_text` refuses or one longer than the context, `points` below 1, or a
+    field without heads; `RunFailed` if predictions are not finite.
     """
+    require_heads(model.field, "attention_weights")
     ids, outputs = require_text(model, ids, outputs, tokens)
     whole("points", points, 1)
     model = populated(model, steps)

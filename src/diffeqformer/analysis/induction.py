@@ -20,7 +20,7 @@ from jaxtyping import Float, Int, PyTree
 from diffeqformer.analysis.inference import TESTS, Induction, correlate
 from diffeqformer.analysis.products import product_eigenvalues
 from diffeqformer.analysis.spectra import Pair, Spectrum, pairs_of
-from diffeqformer.analysis.watch import watch_attention
+from diffeqformer.analysis.watch import require_heads, watch_attention
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
@@ -91,9 +91,10 @@ def measure_induction(
 
     **Returns:** `Induction`.
 
-    **Raises:** `BadInput` if the sequences do not fit the context or the candidates, or a number is out of range;
-    `RunFailed` if weights are not finite.
+    **Raises:** `BadInput` if the sequences do not fit the context or the candidates, a number is out of range, or the
+    field has no heads; `RunFailed` if weights are not finite.
     """
+    require_heads(model.field, "attention_weights", "value_outputs")
     config, grid = model.config, model.grid(steps)
     model = model.with_norm_of(grid)
     for name, number in (("sequences", sequences), ("length", length), ("repeats", repeats), ("samples", samples)):

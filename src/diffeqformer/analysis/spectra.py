@@ -22,6 +22,7 @@ from scipy.optimize import linear_sum_assignment
 from diffeqformer.analysis.over_depth import between_steps, evaluation_times, rows_at
 from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
 from diffeqformer.analysis.tables import Summarised
+from diffeqformer.analysis.watch import require_heads
 from diffeqformer.config import ModelConfig
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
@@ -261,11 +262,12 @@ def spectra(
 
     **Returns:** `Spectra`.
 
-    **Raises:** `BadInput` for a single time, a rank that is out of range, or a number of steps that the model lacks;
-    `RunFailed` if weights are not finite.
+    **Raises:** `BadInput` for a single time, a rank that is out of range, a number of steps that the model lacks, or a
+    field without heads; `RunFailed` if weights are not finite.
     """
     if whole("times", times, 0) == 1:
         raise BadInput(f"times is {times}, but must be at least 2, or 0 for those of the steps alone.")
+    require_heads(model.field)
     config, grid = model.config, model.grid(steps)
     subsets = hidden_subsets(config.hidden_width, ranks, seed)
     continuous = times > 0 and between_steps(model)

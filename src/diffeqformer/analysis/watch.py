@@ -10,13 +10,27 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int, PyTree
 
+from diffeqformer.errors import BadInput
 from diffeqformer.model.transformer import Transformer
-from diffeqformer.ode.field import BlockWeights, TransformerField
+from diffeqformer.nn.attention import AttentionWeights
+from diffeqformer.ode.field import BlockWeights, Field, TransformerField
 from diffeqformer.ode.grid import Steps
 from diffeqformer.ode.solve import Step
 
 Measure = Callable[[TransformerField, BlockWeights, Array], PyTree]
 """A function from a field, the weights of a block and a state (batch, position, width) to arrays."""
+
+
+def require_heads(field: Field, *methods: str) -> None:
+    """Check that a block has heads as those of `TransformerField`, and the methods that look at them.
+
+    **Raises:** `BadInput` for a field of the user's own without them.
+    """
+    if not (isinstance(field.shapes().attention, AttentionWeights) and all(hasattr(field, name) for name in methods)):
+        raise BadInput(
+            f"the field is {type(field).__name__}, but must have heads, which this analysis looks at: the attention "
+            "weights and the methods of TransformerField."
+        )
 
 
 def watch_attention(
