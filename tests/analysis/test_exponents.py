@@ -86,6 +86,13 @@ def test_bad_input(wrong, names):
         flow_exponents(lorenz, jnp.ones(3), **{"dt": 0.1, "steps": 10, **wrong})
 
 
+def test_a_numpy_step_keeps_the_precision_of_the_state():
+    """With 64 bits it widened the state, which JAX's loop then refused to carry."""
+    with jax.enable_x64(True):
+        found = flow_exponents(lambda t, x: -x, jnp.ones(2, jnp.float32), dt=np.float64(0.1), steps=1)
+    assert found.dtype == jnp.float32
+
+
 def test_calls_outside_compiled_functions_leave_no_programs_behind():
     call = lambda: flow_exponents(lorenz, jnp.ones(3), dt=0.01, steps=4)
     found, before = call(), programs()

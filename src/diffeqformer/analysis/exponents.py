@@ -111,6 +111,7 @@ def flow_exponents(
         whole(name, value, least)
     if not (isinstance(dt, SupportsFloat) and math.isfinite(dt) and dt != 0):
         raise BadInput(f"dt is {dt}, but must be a number other than 0.")
+    dt = float(dt)  # NumPy's would widen a float32 state with jax_enable_x64
     key = jax.random.key(0) if key is None else require_key(key)
 
     def advance(t: Array, x: Array) -> Array:
