@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
-from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, require_bounds, require_once
+from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, SMALLEST, require_bounds, require_once
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig, OptimizerConfig
 from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig
@@ -190,8 +190,9 @@ def validate_model(m: ModelConfig) -> ModelConfig:
     """
     m = checked(m, ModelConfig, "model")
     require_bounds(m, "model.")
-    if not 0 < m.interval < float("inf"):
-        raise BadInput(f"model.horizon is {m.interval}, but must be a positive number.")
+    if not SMALLEST <= m.interval <= 1 / SMALLEST:  # others are zero or infinite in float32
+        must = f"must be a positive number, from {SMALLEST:.2g} to {1 / SMALLEST:.2g}"
+        raise BadInput(f"model.horizon is {m.interval}, but {must}.")
     if isinstance(m.weights, TimeConfig) and m.weights.lowest_frequency > m.weights.fastest:
         raise BadInput(
             f"model.weights.lowest_frequency is {m.weights.lowest_frequency}, but must not exceed "
