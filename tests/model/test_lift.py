@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.config import GPTConfig, KnotsConfig, LayerDropConfig, LlamaConfig, LoRAConfig
+from diffeqformer.config import GPTConfig, KnotsConfig, LayerConfig, LayerDropConfig, LlamaConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
-from diffeqformer.model.lift import aligned, lift, table_of_whole_steps
+from diffeqformer.model.lift import aligned, lift, table_of, table_of_whole_steps
 from diffeqformer.ode.field import Block
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.alignment import align
@@ -104,6 +104,11 @@ def test_more_knots_are_the_same_function():
     assert found.model.weights.knots == 6 and found.difference <= STATES
     plain = lift(model, key=KEY).model
     np.testing.assert_allclose(logits(found.model, ids, 6), logits(plain, ids, 6), atol=STATES)
+
+
+def test_rows_of_an_only_node_are_those_of_steps():
+    model = model_of(replace(VANILLA, weights=LayerConfig(rows="node")))
+    assert model.weights.nodes is not None and table_of(model) is model.weights
 
 
 def test_a_float64_model_is_lifted_in_float64():

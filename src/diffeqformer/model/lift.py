@@ -208,8 +208,8 @@ def table_of(model: Transformer) -> LayerWeights:
             "this model has low-rank adapters beside its table; merge them first: `diffeqformer export` writes the "
             "merged model, and `diffeqformer import` makes a run of it."
         )
-    if weights.nodes is not None:
-        at = sorted({*weights.nodes.attention, *weights.nodes.feed_forward})
+    at = sorted({node for half in weights.nodes or () for node in half})
+    if len(at) > 1:
         raise BadInput(
             f"model.scheme is {config.scheme.kind!r}, for which a layer has weights at several times of its step (its "
             f"fractions {', '.join(f'{node:.3g}' for node in at)}), but only layers with weights at one can be taken."
