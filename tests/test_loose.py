@@ -31,6 +31,7 @@ REFUSED = {
     "order": "order is -1, but must be at least 0.",
     "points": "points is 1, but must be at least 2.",
     "dt": "dt is 0.0, but must be a positive number.",
+    "seed for the key of networks": "key is 0, but must be a random key, such as jax.random.key(0).",
     "kind": "kind is 'spline', but must be 'knots' or 'time'.",
     "knots": "knots is 1.5, but must be a whole number.",
     "unread": "knots is 2, but only the weights 'knots' read it.",
@@ -226,6 +227,7 @@ def _say() -> dict[str, str]:
     for thing, value in {"variant": "spheres", "order": -1, "points": 1, "dt": 0.0}.items():
         refused(thing, lambda own={thing: value}: simulate(**({"variant": "sphere", "order": 1} | own)))
     table = model_of(KINDS["vanilla"])
+    refused("seed for the key of networks", lambda: lift(table, "time", key=0))
     refused("kind", lambda: lift(table, "spline", key=key))
     refused("knots", lambda: lift(table, knots=1.5, key=key))
     refused("unread", lambda: lift(table, "time", knots=2, key=key))

@@ -18,6 +18,7 @@ from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
+from diffeqformer.nn.keys import require_key
 from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.schemes import Residual
 from diffeqformer.ode.weights import LayerWeights
@@ -100,6 +101,7 @@ def lift(
             raise BadInput(
                 f"d_emb is {d_emb}, but must be at least {grid.steps}, the number of layers to pass through."
             )
+        require_key(key)
         for band in BANDS:
             section = TimeConfig(d_emb, max(32, grid.steps), highest_frequency=band * grid.steps)
             validate_model(replace(config, weights=section))
