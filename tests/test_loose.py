@@ -31,6 +31,8 @@ REFUSED = {
     "order": "order is -1, but must be at least 0.",
     "points": "points is 1, but must be at least 2.",
     "dt": "dt is 0.0, but must be a positive number.",
+    "no dt": "dt is None, but must be a positive number.",
+    "word for a unit": "unit is '1', but must be a positive number.",
     "seed for the key of networks": "key is 0, but must be a random key, such as jax.random.key(0).",
     "kind": "kind is 'spline', but must be 'knots' or 'time'.",
     "knots": "knots is 1.5, but must be a whole number.",
@@ -226,6 +228,8 @@ def _say() -> dict[str, str]:
     refused("top_k", lambda: generate(model, ids, 2, key=key, top_k=2.5))
     for thing, value in {"variant": "spheres", "order": -1, "points": 1, "dt": 0.0}.items():
         refused(thing, lambda own={thing: value}: simulate(**({"variant": "sphere", "order": 1} | own)))
+    refused("no dt", lambda: simulate("sphere", 1, dt=None))
+    refused("word for a unit", lambda: simulate("sphere", 1, unit="1"))
     table = model_of(KINDS["vanilla"])
     refused("seed for the key of networks", lambda: lift(table, "time", key=0))
     refused("kind", lambda: lift(table, "spline", key=key))

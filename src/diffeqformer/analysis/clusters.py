@@ -18,7 +18,7 @@ Everything is NumPy in float64: these systems are small, and chaotic enough that
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, SupportsFloat, get_args
 
 import numpy as np
 from scipy.linalg import expm
@@ -172,10 +172,10 @@ def simulate(
     numbers = (order, systems, points, dimension, steps, seed)
     for (name, fewest), number in zip(least.items(), numbers, strict=True):
         whole(name, number, fewest)
+    for name, number in (("dt", dt), ("unit", dt if unit is None else unit)):
+        if not (isinstance(number, SupportsFloat) and 0 < float(number) < np.inf):
+            raise BadInput(f"{name} is {shown(number)}, but must be a positive number.")
     unit = steps * dt if unit is None else unit
-    for name, number in (("dt", dt), ("unit", unit)):
-        if not 0 < number < np.inf:
-            raise BadInput(f"{name} is {number}, but must be a positive number.")
     x, a, v = draw(systems, points, dimension, seed=seed)
     if identity if identity is not None else variant != "particles":
         a = v = np.broadcast_to(np.eye(dimension), a.shape)
