@@ -12,7 +12,7 @@ import pytest
 from diffeqformer.config import ModelConfig, ReversibleConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
-from diffeqformer.ode.schemes import SCHEMES, SplitField
+from diffeqformer.ode.schemes import SCHEMES, Reversible, SplitField
 from diffeqformer.ode.solvers import SchemeSolver
 from tests.cases import slow, slow_but
 from tests.models import TINY, model_of, of_dtype, tokens
@@ -216,6 +216,19 @@ def test_without_an_error_estimate_there_are_no_adaptive_steps():
     for scheme in ("euler", "rk4", "strang", "reversible", "diffrax:LeapfrogMidpoint"):
         with pytest.raises(BadInput, match=f"{scheme}.* has no error estimate.*Tsit5\\) or 'euler-middle', whose"):
             adaptive_solver(ToleranceConfig(), SCHEMES[scheme])
+
+
+@pytest.mark.parametrize(
+    ("base", "coupling", "sentence"),
+    [
+        ("residual", 0.9, "the base of Reversible is Residual, but must be a OneStep whose steps have a length"),
+        ("euler", 0.0, "the coupling of Reversible is 0.0, but must be above 0 and at most 1"),
+    ],
+)
+def test_what_cannot_be_made_reversible_is_refused_from_python_too(base, coupling, sentence):
+    """Residual layers were added again on the way back, and without coupling the way back divided by zero."""
+    with pytest.raises(BadInput, match=sentence):
+        Reversible(SCHEMES[base], coupling)
 
 
 def test_steps_that_are_asked_for_are_fixed_whatever_the_tolerance():

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
 from diffeqformer.ode.grid import Nodes
 from diffeqformer.ode.schemes.scheme import Evaluations, Length, OneStep, SplitField, State
+from diffeqformer.ode.schemes.splitting import Residual
 
 
 @dataclass(frozen=True)
@@ -28,11 +30,21 @@ class Reversible:
     O(h^2), is forgotten within 1 / (1 - lambda) steps, however short they are. As steps are added, the error then
     passes from one constant times h^k to another, so that no order is seen on the way, and rounding grows by
     lambda^(-steps) on the way back.
+
+    **Raises:** `BadInput` for a base that carries more than the state or has no step back (`Residual`, whose steps have
+    no length), or a coupling out of range.
     """
 
     base: OneStep
     coupling: float
     """lambda, in (0, 1]: the fraction of the two states' difference that is left after one unit of integration time."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.base, OneStep) or isinstance(self.base, Residual):
+            name = type(self.base).__name__
+            raise BadInput(f"the base of Reversible is {name}, but must be a OneStep whose steps have a length.")
+        if not 0 < self.coupling <= 1:
+            raise BadInput(f"the coupling of Reversible is {self.coupling}, but must be above 0 and at most 1.")
 
     @property
     def nodes(self) -> Nodes:
