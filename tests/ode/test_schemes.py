@@ -11,8 +11,8 @@ import pytest
 
 from diffeqformer.config import ModelConfig, ReversibleConfig, TimeConfig, ToleranceConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of
-from diffeqformer.ode.schemes import SCHEMES, Reversible, SplitField
+from diffeqformer.ode.adaptive import adaptive_solver, evaluations_of, has_error_estimate
+from diffeqformer.ode.schemes import SCHEMES, Reversible, RungeKutta, SplitField
 from diffeqformer.ode.solvers import SchemeSolver
 from tests.cases import slow, slow_but
 from tests.models import TINY, model_of, of_dtype, tokens
@@ -216,6 +216,17 @@ def test_without_an_error_estimate_there_are_no_adaptive_steps():
     for scheme in ("euler", "rk4", "strang", "reversible", "diffrax:LeapfrogMidpoint"):
         with pytest.raises(BadInput, match=f"{scheme}.* has no error estimate.*Tsit5\\) or 'euler-middle', whose"):
             adaptive_solver(ToleranceConfig(), SCHEMES[scheme])
+
+
+def test_a_subclass_is_not_solved_adaptively_by_the_solver_whose_name_it_inherits():
+    """Diffrax's Heun took the place of the user's steps."""
+
+    class Own(RungeKutta):
+        """Steps of another kind."""
+
+    assert has_error_estimate(SCHEMES["heun"])
+    with pytest.raises(BadInput, match="model.scheme 'Own' has no error estimate"):
+        adaptive_solver(ToleranceConfig(), Own(**vars(SCHEMES["heun"])))
 
 
 @pytest.mark.parametrize(

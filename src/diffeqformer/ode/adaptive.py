@@ -13,7 +13,7 @@ from diffeqformer.nn.linear import wide
 from diffeqformer.ode.adjoints import Adjoint, Plain, Recursive
 from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
-from diffeqformer.ode.schemes import EULER_MIDDLE, EULER_START, SCHEMES, Evaluations, Scheme
+from diffeqformer.ode.schemes import EULER_MIDDLE, EULER_START, SCHEMES, Evaluations, ReversibleHeun, RungeKutta, Scheme
 from diffeqformer.ode.solve import Solution, split
 from diffeqformer.ode.weights.source import WeightSource
 
@@ -23,8 +23,10 @@ USUAL = "Tsit5"
 
 def has_error_estimate(scheme: Scheme) -> bool:
     """Whether Diffrax has a solver with the scheme's tableau and an error estimate."""
+    # Exactly these classes: a user's subclass inherits the solver's name, but may take other steps.
+    solver = getattr(scheme, "solver", "") if type(scheme) in (RungeKutta, ReversibleHeun) else ""
     # Euler, which has no error estimate, stands in for schemes without a Diffrax solver.
-    return issubclass(getattr(diffrax, getattr(scheme, "solver", "") or "Euler"), diffrax.AbstractAdaptiveSolver)
+    return issubclass(getattr(diffrax, solver or "Euler"), diffrax.AbstractAdaptiveSolver)
 
 
 def can_adapt(scheme: Scheme) -> bool:
