@@ -147,12 +147,12 @@ def test_every_kind_is_a_shipped_config_for_text(kind, tmp_path):
     assert role["kind"] == kind and sum(updates) == 10_000
 
 
-def test_eight_depths_get_tables_after_a_third_of_the_updates():
+def test_ten_depths_get_tables_after_a_third_of_the_updates():
     (sharing, before), (own, role) = runs_of(Arguments(task="text", models=("tables",), updates=9000), 3, Path("to"))
     assert own.base.run == sharing.run == "to/sharing" and own.run == "to/tables" and own.base.method == "levels"
     assert (sharing.trainer.updates, own.trainer.updates, role["updates"]) == (3000, 6000, 9000)
     assert sharing.trainer.seed == own.trainer.seed == 3
-    assert own.model.weights == LevelsConfig((2, 3, 4, 5, 6, 8, 12, 16)) == LevelsConfig(own.depth.always)
+    assert own.model.weights == LevelsConfig((2, 3, 4, 5, 6, 8, 10, 12, 14, 16)) == LevelsConfig(own.depth.always)
     assert (sharing.model.spacing, sharing.depth.always) == ("thirds", (2, 4, 16)) and own.model.spacing == "equal"
     assert (sharing.optimizer.schedule.kind, own.optimizer.schedule.kind) == ("constant", "cosine")
     assert role["compute"] == before["compute"] + compute_of(own)

@@ -47,8 +47,8 @@ SHARED_FIRST, FIRST_PART = "tables", "sharing"
 SHARED_PART = 1 / 3
 """Fraction of its updates that share weights."""
 OWN_TABLES: Values = {
-    "depth.always": [2, 3, 4, 5, 6, 8, 12, 16],
-    "depth.sample": [7, 9, 10, 11, 13, 14, 15, 20, 24, 28, 32],
+    "depth.always": [2, 3, 4, 5, 6, 8, 10, 12, 14, 16],
+    "depth.sample": [7, 9, 11, 13, 15, 20, 24, 28, 32],
     "optimizer.schedule": "cosine",
     "optimizer.warmup_fraction": 0.03,
 }

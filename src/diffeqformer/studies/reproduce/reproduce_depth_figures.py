@@ -37,7 +37,7 @@ NAMES = {
     "corrected": "elastic, corrected by the length of steps",
     "dyadic": "elastic, corrected, with dyadic steps",
     "sharing": "steps share weights, a third of the updates",
-    "tables": "shared first, then a table for each of eight depths",
+    "tables": "shared first, then a table for each of ten depths",
     "drawn": "elastic, drawn depths",
     "first-recipe": "the first elastic recipe",
 }
