@@ -230,10 +230,11 @@ def test_a_bare_word_is_short_for_its_kind():
 )
 def test_a_word_and_its_settings_are_one_section_in_either_order(kind, setting, value, ordered):
     section, word = kind.split("=")
-    given = [(section, word), (f"{section}.{setting}", value)][::ordered]
     where, last = section.split(".")
-    found = getattr(getattr(with_values(Config(), dict(given)), where), last)
-    assert (found.kind, getattr(found, setting)) == (word, value)
+    for name in (section, f"{section}.kind"):
+        given = [(name, word), (f"{section}.{setting}", value)][::ordered]
+        found = getattr(getattr(with_values(Config(), dict(given)), where), last)
+        assert (found.kind, getattr(found, setting)) == (word, value)
 
 
 def test_the_kind_that_a_section_has_keeps_its_settings():

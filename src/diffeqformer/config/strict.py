@@ -93,8 +93,9 @@ def with_values(config: Any, values: Values) -> Any:
     **Raises:** `BadInput` as `from_dict`.
     """
     found = to_dict(config)
-    for name in sorted(values, key=lambda name: name.count(".")):  # a section before its settings
-        *sections, last = name.removesuffix(".kind").split(".")
+    parts = {name: name.removesuffix(".kind").split(".") for name in values}
+    for name in sorted(values, key=lambda name: len(parts[name])):  # a section before its settings
+        *sections, last = parts[name]
         section = found
         for part in sections:
             if not isinstance(inner := section.get(part), dict):
