@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from dataclasses import replace
 
 import equinox as eqx
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import (
+    BaseConfig,
     Config,
     DataConfig,
     DepthConfig,
@@ -31,7 +33,7 @@ from diffeqformer.nn.linear import Adapter
 from diffeqformer.progress import Silent
 from diffeqformer.runs import recorder, trainer
 from diffeqformer.runs.finetune import ROLES, as_begun, finetune_config, usual_settings
-from diffeqformer.runs.folder import RunFolder
+from diffeqformer.runs.folder import RunFolder, as_moved
 from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
 from diffeqformer.runs.results import name_of_run
@@ -291,6 +293,22 @@ def test_what_a_base_learns_later_is_nothing_to_a_run_of_its_own(bases, tmp_path
     assert found.base == config.base and train(found, Silent()).entry["steps"]
     for other in (changed(later, base__checkpoint="best"), changed(later, base__run="elsewhere")):
         assert as_begun(other) == other
+
+
+def test_a_base_is_the_same_however_its_folder_is_written(tmp_path):
+    base, run = tmp_path / "base", tmp_path / "run"
+    for folder in (base, run / "checkpoints/6"):
+        folder.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(base)
+    config = Config(run=str(run), base=BaseConfig(str(base), update=6))
+    (run / "config.yaml").write_text(dump_yaml(config))
+    for name in (os.path.relpath(base), f"{base}/", str(tmp_path / "link")):
+        written = as_moved(changed(config, base__run=name))
+        assert written == config  # as the checkpoints remember it
+        RunFolder(written).require_own()
+        assert as_begun(changed(config, base__run=name, base__update=9)) == config
+    other = changed(config, base__run=str(tmp_path))
+    assert as_moved(other) == other
 
 
 def test_another_tokenizer_is_refused(bases, tmp_path, other_text):

@@ -10,7 +10,7 @@ from diffeqformer.cli import main
 from diffeqformer.config import Config, dump_yaml
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Silent
-from diffeqformer.runs import trainer
+from diffeqformer.runs import rehearsal, trainer
 from diffeqformer.studies.sweep import Arguments, _findings, _name, study, trials_of
 from tests.runs.conftest import cache, compiled, config, text  # noqa: F401
 from tests.runs.tiny_run import changed
@@ -93,6 +93,14 @@ def test_a_run_of_other_settings_is_refused_before_anything_is_trained(config, f
     (second / "config.yaml").write_text(dump_yaml(changed(config, trainer__updates=3)))
     with pytest.raises(BadInput, match=r"belongs to another config: .* is .* there, but"):
         study(Arguments(file, ("optimizer.learning_rate=1e-2,1e-3",), to=str(tmp_path / "sweep")), Silent())
+
+
+def test_a_folder_that_holds_a_run_is_refused(file, tmp_path, monkeypatch):
+    monkeypatch.setattr(rehearsal, "made_ready", lambda *_: pytest.fail("the search went on"))
+    (tmp_path / "config.yaml").write_text("run: other")
+    with pytest.raises(BadInput, match=r"holds a run of its own; choose another folder with --to\.$"):
+        study(Arguments(file, ("optimizer.learning_rate=1e-3",), to=str(tmp_path)), Silent())
+    assert {path.name for path in tmp_path.iterdir()} == {"base.yaml", "config.yaml"}
 
 
 def test_a_sweep_ranks_keeps_what_is_done_and_survives_a_divergent_trial(file, tmp_path, capsys, monkeypatch):

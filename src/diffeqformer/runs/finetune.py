@@ -28,7 +28,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
 from diffeqformer.progress import Progress
 from diffeqformer.runs.checkpoint import Checkpoints
-from diffeqformer.runs.folder import CHECKPOINTS, CONFIG, TOKENIZER, metadata_of
+from diffeqformer.runs.folder import CHECKPOINTS, CONFIG, TOKENIZER, as_moved, metadata_of
 from diffeqformer.runs.opening import Run, load_run
 from diffeqformer.runs.results import name_of_run
 from diffeqformer.sharding import placed
@@ -139,7 +139,7 @@ def finetune_config(
 def as_begun(config: Config) -> Config:
     """Return the config with the base's update that the run in its folder began from, if that run has a checkpoint:
     further training of the base does not concern it."""
-    folder = path_of(config.run)
+    config, folder = as_moved(config), path_of(config.run)
     with suppress(BadInput):
         before = read_yaml(folder / CONFIG).base
         same = replace(before, update=config.base.update) == config.base

@@ -186,12 +186,15 @@ def open_config(folder: Path) -> Config:
 
 
 def as_moved(config: Config) -> Config:
-    """Return the config with the present path of the run's own tokenizer, if it names the path before a move."""
+    """Return the config with paths as its run has them: that of the base as the run writes it, if it is the same
+    folder, and the present one of its own tokenizer, if the config names that before a move."""
     folder = path_of(config.run)
     with suppress(BadInput):
-        before = read_yaml(folder / CONFIG)
+        before, base = read_yaml(folder / CONFIG), config.base
+        if base.run and before.base.run and path_of(base.run).resolve() == path_of(before.base.run).resolve():
+            config = dataclasses.replace(config, base=dataclasses.replace(base, run=before.base.run))
         if _owns_tokenizer(before) and before.data.tokenizer == config.data.tokenizer:
-            return _with_tokenizer_of(config, folder)
+            config = _with_tokenizer_of(config, folder)
     return config
 
 

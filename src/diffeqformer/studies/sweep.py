@@ -73,9 +73,11 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     import numpy as np
 
     from diffeqformer.report.page import both_widths
-    from diffeqformer.runs.folder import RunFolder, as_moved, origin_of
+    from diffeqformer.runs.folder import CONFIG, RunFolder, as_moved, origin_of
     from diffeqformer.runs.rehearsal import made_ready
 
+    if (folder / CONFIG).exists():
+        raise BadInput(f"folder {str(folder)!r} holds a run of its own; choose another folder with --to.")
     for one in itertools.chain(*runs):  # all, before any is trained
         RunFolder(as_moved(one)).require_own()
     # Runs that have begun passed this check. Of the optimiser, only what trains which roles decides whether one can.
