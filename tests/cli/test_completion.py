@@ -35,7 +35,8 @@ def test_bash_completes_verbs_options_and_what_is_chosen_from(offered):
     assert offered("") == {*VERBS, "--help", "--version"}
     assert offered("expo") == {"export"}
     assert offered("eval", "runs/x", "--st") == {"--steps"}
-    assert {"quickstart-gpt", "quickstart-llama"} < offered("train", "quickstart-")
+    for verb in ("train", "sweep", "info"):
+        assert {"quickstart-gpt", "quickstart-llama"} < offered(verb, "quickstart-")
     assert offered("train", "quickstart-gpt", "--model.weights.d") == {"--model.weights.d-emb"}
     assert offered("eval", "runs/x", "--checkpoint", "") == {"latest", "best", "sound"}
     assert offered("finetune", "runs/x", "--method", "c") == {"continuous"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from diffeqformer.config import OptimizerConfig
+from diffeqformer.config import OptimizerConfig, SchemeConfig, ToleranceConfig
 from diffeqformer.devices import DEVICES, Device, device_of
 from diffeqformer.progress import Silent
 from diffeqformer.runs import utilization as module
@@ -54,6 +54,9 @@ def test_utilization_by_hand(config, monkeypatch):
     every = of_roles("embedding", "matrix", "bias", "norm")
     assert utilization(every, [Pass(2, 1)], 1.0) == utilization(config, [Pass(2, 1)], 1.0)
     assert utilization(of_roles("matrix", "bias", "norm"), [Pass(2, 1)], 1.0) is None
+    fixed = changed(config, model__scheme=SchemeConfig("midpoint"))
+    assert utilization(fixed, [Pass(2, 1)], 1.0)
+    assert utilization(changed(fixed, model__tolerance=ToleranceConfig()), [Pass(2, 1)], 1.0) is None
 
 
 class Notes(Silent):

@@ -44,7 +44,7 @@ def known_words() -> dict[str, tuple[str, ...]]:
     known: dict[str, tuple[str, ...]] = {"": (*VERBS, "--help", "--version")}
     known |= {verb: (*one.known, *ALWAYS) for verb, one in STUDY_VERBS.items()}
     for command, cls in commands():
-        known |= _words(command, cls, tuple(shipped_configs()) if command in ("train", "info") else ())
+        known |= _words(command, cls, tuple(shipped_configs()) if command in ("train", "sweep", "info") else ())
     return known
 
 
@@ -80,11 +80,6 @@ def _choices(hint: object) -> list[str]:
     return [word for part in get_args(hint) for word in _choices(part)]
 
 
-def _choosing(known: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the verbs with subcommands."""
-    return sorted({words.split()[0] for words in known if words.count(" ") and not words.split()[1].startswith("-")})
-
-
 def bash(known: Mapping[str, Sequence[str]]) -> str:
     """Return a script for bash's programmable completion; if no word fits, files are offered."""
     cases = "\n".join(f'    "{words}") known="{" ".join(follow)}" ;;' for words, follow in known.items())
@@ -97,7 +92,7 @@ _diffeqformer() {{
   local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" verb="" known=""
   if [ "$COMP_CWORD" -gt 1 ]; then verb="${{COMP_WORDS[1]}}"; fi
   if [ "$COMP_CWORD" -gt 2 ]; then
-    case "$verb" in {"|".join(_choosing(known))}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
+    case "$verb" in {"|".join(STUDY_VERBS)}) verb="$verb ${{COMP_WORDS[2]}}" ;; esac
   fi
   _diffeqformer_known "$verb $before"
   if [ -z "$known" ] || [ "$verb" = "$before" ]; then _diffeqformer_known "$verb"; fi
@@ -119,7 +114,7 @@ def fish(known: Mapping[str, Sequence[str]]) -> str:
         command, dashes, option = words.partition(" --")
         verb, _, second = command.partition(" ")
         where = f"__fish_seen_subcommand_from {verb}" if words else "__fish_use_subcommand"
-        if verb in _choosing(known):
+        if verb in STUDY_VERBS:
             seconds = second or " ".join(word for word in known[verb] if not word.startswith("-"))
             where += f"; and {'' if second else 'not '}__fish_seen_subcommand_from {seconds}"
         target = f"-x -l {option} " if dashes else ""

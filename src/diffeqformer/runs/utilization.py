@@ -20,12 +20,13 @@ def utilization(config: Config, passes: Sequence[Pass], seconds: float) -> float
     Operations are the model's own (`model.count.flops`), without any that are repeated to save memory; the peak is that
     of bfloat16. Source: Chowdhery et al. 2022, PaLM, appendix B.
 
-    **Returns:** a fraction; `None` if the device is not in the table of `devices`, or some parameters are frozen (the
-    count includes their gradients, which are not computed).
+    **Returns:** a fraction; `None` if the device is not in the table of `devices`, if a tolerance chooses the steps, or
+    if some parameters are frozen (the count includes their gradients, which are not computed).
     """
     device, m = device_of(jax.local_devices()[0].device_kind), config.model
     absent = {role for role, part in (("time", m.time), ("adapter", m.lora)) if part is None}
-    if device is None or not {*OptimizerConfig().train_roles} - absent <= {*config.optimizer.train_roles}:
+    frozen = {*OptimizerConfig().train_roles} - absent - {*config.optimizer.train_roles}
+    if device is None or m.tolerance or frozen:
         return None
     mesh = jax.sharding.get_mesh()
     devices = 1 if mesh.empty else mesh.size
