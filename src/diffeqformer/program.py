@@ -26,6 +26,7 @@ class Interruption:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Raise `KeyboardInterrupt`; an extension being imported at that moment may turn it into an `ImportError`."""
         now = time.monotonic()
+        # A SIGALRM is within the burst of the interruption that it repeats (`_again`).
         if now - self.at < BURST and number != signal.SIGALRM:
             return
         self.came, self.at = True, now
@@ -39,7 +40,6 @@ def program() -> NoReturn:
     its own threads, and would crash on freed memory. By then every `with` block has closed its files and waited for its
     checkpoints.
     """
-    # `_again` raises SIGALRM.
     interruption, signals = Interruption(), (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     sys.unraisablehook = _again
     for number in signals:

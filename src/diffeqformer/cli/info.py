@@ -40,14 +40,13 @@ def run(words: Sequence[str], as_json: bool) -> None:
     """Print what a model costs, beside the vanilla transformer of its size, and what d_emb would change."""
     words, run = positional_first(words, options_of(Arguments)), None
     if words and (path_of(words[0]) / "config.yaml").is_file():
+        from diffeqformer.runs.folder import open_config
+
         run = path_of(words[0])
+        open_config(run)  # to find damage: the numbers of an edited config are not this run's
         words[0] = os.path.join(words[0], "config.yaml")  # `Path` would make an option of ./-NAME
     elif words and not words[0].startswith("-"):
         find_config(words[0], "a file, a run folder")
-    if run:
-        from diffeqformer.runs.folder import open_config
-
-        open_config(run)  # to find damage: the numbers of an edited config are not this run's
     given = arguments_from(words, "info", Arguments)
     if given.card and given.card not in DEVICES:
         raise BadInput(f"--card is {given.card!r}, but must be one of {', '.join(DEVICES)}.")

@@ -37,6 +37,7 @@ NOT_A_NUMBER = (
     r"Error parsing (\S+): (?:.* does not match choices \((.*?),?\))?"
     r".*?(?:invalid literal for |could not convert string to )(int|float).*: '(.*)'"
 )
+"""tyro's complaint about a word that is no number: the option, the words that it takes besides, the type, the word."""
 NARROWEST = 20
 """Fewest columns that help is wrapped to: tyro never finishes boxes without room for a letter."""
 KINDS = {"int": "a whole number", "float": "a number"}
@@ -69,6 +70,7 @@ def parse(cls: type[T], words: Sequence[str], prog: str, *, default: Any = None,
         default = _printable(default)
         if shutil.get_terminal_size().columns < NARROWEST:
             os.environ["COLUMNS"] = str(NARROWEST)
+    # Values that start with dashes are attached first: they would be taken for unknown options.
     words = joined(words, options)
     _require_known(words, list(options), prog)
     require_lists_once(words, options)
@@ -105,10 +107,7 @@ def _printable(settings: Any) -> Any:
         return tuple(map(_printable, settings))
     if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
         return settings
-    own = {
-        field.name: _printable(getattr(settings, field.name)) for field in dataclasses.fields(settings) if field.init
-    }
-    return dataclasses.replace(settings, **own)
+    return dataclasses.replace(settings, **{name: _printable(value) for name, value in vars(settings).items()})
 
 
 def options_of(cls: Any, prefix: str = "") -> Hints:
@@ -216,12 +215,10 @@ def _require_known(words: Sequence[str], options: list[str], prog: str) -> None:
         if not word.startswith("--") or given in ("help", *options):
             continue
         last = lambda name: name.rpartition(".")[2]
-        alike = difflib.get_close_matches(last(given), {last(option) for option in options}, n=3, cutoff=ALIKE)
-        nearest = sorted(
-            (option for option in options if last(option) in alike[:1]),
-            key=lambda option: -difflib.SequenceMatcher(None, option, given).ratio(),
-        )
-        advice = f"did you mean --{nearest[0]}?" if nearest else f"see `{prog} --help`."
+        alike = difflib.get_close_matches(last(given), {last(option) for option in options}, n=1, cutoff=ALIKE)
+        meant = [option for option in options if last(option) in alike]
+        likeness = lambda option, given=given: difflib.SequenceMatcher(None, option, given).ratio()
+        advice = f"did you mean --{max(meant, key=likeness)}?" if meant else f"see `{prog} --help`."
         raise BadInput(f"unknown option --{given}: {advice}")
 
 

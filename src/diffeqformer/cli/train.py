@@ -77,7 +77,7 @@ def _rehearse(config: Config, progress: Progress, as_json: bool) -> None:
         ("time", f"{duration(found.seconds)} for the updates alone, {found.seconds_per_update:.3g} s per update"),
         ("first loss", f"{found.first_loss:.4f} nats per token"),
     ]  # fmt: skip
-    print_table("", ["", ""], [list(row) for row in rows])
+    print_table("", ["", ""], rows)
 
 
 def show(result: "TrainResult", progress: Progress, as_json: bool, more: Mapping[str, Any] = {}) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from diffeqformer.config.bounds import INT32, MOST_NUMBERS, MOST_STEPS, SMALLEST, require_bounds, require_once
 from diffeqformer.config.model import ModelConfig
 from diffeqformer.config.optimizer import LastConfig, OptimizerConfig
-from diffeqformer.config.run import BaseConfig, Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig
+from diffeqformer.config.run import Config, DataConfig, DepthConfig, MeshConfig, TrainerConfig
 from diffeqformer.config.sections import (
     GPTConfig,
     GradientConfig,
@@ -50,7 +50,7 @@ def validate(config: Config) -> Config:
         )
     _validate_data(d, config.model.context)
     _validate_mesh(config.mesh)
-    for name, value in () if config.base.run else _changed(config.base, BaseConfig(), "base."):
+    for name, value in () if config.base.run else _changed(config.base, "base."):
         raise BadInput(f"{name} is {value!r}, but a run without base.run does not read it.")
     _validate_depth(config.depth, config.model, t)
     if config.depth.teacher == "base" and not (config.base.run and config.depth.distill):
@@ -73,7 +73,7 @@ def validate(config: Config) -> Config:
             f"optimizer.rule_roles is {', '.join(o.rule_roles) or 'empty'}, but optimizer.rule is 'adamw', which moves "
             "all parameters."
         )
-    widest = max(m.width, m.hidden_width, m.heads * m.context)
+    widest = max(m.width, m.hidden_width, m.heads * m.context)  # the last are the scores of attention
     _require_countable("activations", "steps x batch x context x width", m.steps, t.batch_size, m.context, widest)
     return config
 
@@ -115,20 +115,19 @@ def _validate_data(d: DataConfig, context: int) -> None:
 
 
 def _validate_mesh(mesh: MeshConfig) -> None:
-    sizes = vars(mesh)
+    sizes = {f"mesh.{name}": size for name, size in vars(mesh).items()}
     for name, size in sizes.items():
-        if size < 1 and size != -1:
-            raise BadInput(f"mesh.{name} is {size}, but must be at least 1, or -1 for all devices that are left.")
-    if list(sizes.values()).count(-1) > 1:
-        raise BadInput(
-            f"mesh.{' and mesh.'.join(name for name in sizes if sizes[name] == -1)} are -1, but only one can be."
-        )
+        if size == 0:  # less than -1 is out of bounds
+            raise BadInput(f"{name} is {size}, but must be at least 1, or -1 for all devices that are left.")
+    left = [name for name, size in sizes.items() if size == -1]
+    if len(left) > 1:
+        raise BadInput(f"{' and '.join(left)} are -1, but only one can be.")
 
 
 def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
-    if d == DepthConfig():
+    if not (changed := [*_changed(d, "depth.")]):
         return
-    name, value = next(_changed(d, DepthConfig(), "depth."))
+    name, value = changed[0]
     if isinstance(m.weights, LayerConfig):
         raise BadInput(
             f"{name} is {value!r}, but model.weights is 'layer': a table of layers has one depth; 'time', "
@@ -143,7 +142,7 @@ def _validate_depth(d: DepthConfig, m: ModelConfig, t: TrainerConfig) -> None:
             must = "at least 1" if depth < 1 else f"at most {MOST_STEPS}"
             raise BadInput(f"depth.sample is {depth}, but must be {must}.")
     require_once("depth.sample", d.depths)
-    for name, value in () if d.depths else _changed(d, DepthConfig(), "depth."):
+    for name, value in () if d.depths else changed:
         if name != "depth.jitter":
             advice = "; move one of these depths there" if name == "depth.always" else ""
             raise BadInput(f"{name} is {value!r}, but without depth.sample nothing is drawn{advice}.")
@@ -222,7 +221,8 @@ def validate_model(m: ModelConfig) -> ModelConfig:
         require_once("model.weights.levels", m.weights.levels)
     blocks = sum(m.weights.of(m.steps)) if isinstance(m.weights, LevelsConfig) else m.steps
     layers = m.weights.rows(m.steps) if isinstance(m.weights, LayerDropConfig) else blocks
-    rows, widest = max(layers, m.time.d_emb if m.time else 0), max(m.hidden_width, 3 * m.width)
+    rows = max(layers, m.time.d_emb if m.time else 0)
+    widest = max(m.hidden_width, 3 * m.width)  # query, key and value are one matrix
     _require_countable("weights", "layers, blocks or d_emb x width x hidden", rows, m.width, widest)
     _validate_grid(m)
     _validate_step_length(m)
@@ -343,8 +343,8 @@ def _validate_scheme(m: ModelConfig) -> None:
             )
 
 
-def _changed(settings: Any, plain: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Iterate over the dotted names and values of the settings that differ from the default's."""
+def _changed(settings: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Iterate over the dotted names and values of the settings of a section that are not at their defaults."""
     for field in dataclasses.fields(settings):
-        if (value := getattr(settings, field.name)) != getattr(plain, field.name):
+        if (value := getattr(settings, field.name)) != field.default:
             yield prefix + field.name, value

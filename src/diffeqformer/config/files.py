@@ -1,7 +1,6 @@
 """Configs as files: the shipped ones, and any YAML file."""
 
 import dataclasses
-from importlib.resources import files
 from pathlib import Path
 
 import yaml
@@ -19,7 +18,7 @@ MOST_BYTES = 1 << 20
 
 def shipped_configs() -> dict[str, Path]:
     """Return the paths of the configs that come with the package, by name."""
-    folder = Path(str(files("diffeqformer") / "configs"))
+    folder = Path(__file__).parents[1] / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

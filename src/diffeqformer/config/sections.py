@@ -2,7 +2,8 @@
 
 A section is a small frozen dataclass whose `kind` names the choice and whose other fields are settings of that kind
 alone: a setting that nothing would read cannot be written down. In YAML, on the command line and in Python a bare word
-is short for its kind: `weights: layer` is `weights: {kind: layer}`.
+is short for its kind: `weights: layer` is `weights: {kind: layer}`. Beside other settings `kind` is keyword-only, so
+that the first argument is one of these: `KnotsConfig(8)` has 8 knots.
 """
 
 import dataclasses

@@ -52,6 +52,7 @@ def from_dict(cls: type, values: Any, where: str = "") -> Any:
         name = key if isinstance(key, str) else shown(key)
         path = f"{where}.{name}" if where else name
         if key not in hints:
+            # Cut, since difflib takes quadratic time.
             advice = nearest(name[:80], hints, f"known keys: {', '.join(hints)}.")
             raise BadInput(f"unknown key {shown(path)}: {advice}")
         kwargs[key] = _convert(hints[key], value, path)
@@ -159,7 +160,7 @@ def section_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     **Raises:** `BadInput` for a kind that none of the sections has, and as `from_dict`.
     """
     kinds = {kind: choice for choice in choices for kind in kinds_of(choice)}
-    anything = [choice for choice in choices if hints_of(choice).get("kind") is str]
+    anything = next((choice for choice in choices if hints_of(choice).get("kind") is str), None)
     values = {"kind": value} if isinstance(value, str) and (kinds or anything) else value
     if not isinstance(values, dict):
         words = f" or one of {_words(kinds)}" if kinds else ""
@@ -167,20 +168,18 @@ def section_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if "kind" not in values:
         return from_dict(choices[0], values, path)
     kind = values["kind"]
-    choice = kinds.get(kind) if isinstance(kind, str) else None
-    if choice is None and not (anything and isinstance(kind, str)):
+    choice = kinds.get(kind, anything) if isinstance(kind, str) else None
+    if choice is None:
         raise BadInput(f"{path} is {shown(kind)}, but must be one of {_words(kinds)}.")
-    return from_dict(choice or anything[0], values, path)
+    return from_dict(choice, values, path)
 
 
 @functools.cache
 def choices_of(cls: type) -> dict[str, tuple[Any, ...]]:
     """Return the settings of a config class that are a choice of sections, and the sections to choose from."""
-    choices = {}
-    for name, hint in hints_of(cls).items():
-        sections = tuple(one for one in get_args(hint) if dataclasses.is_dataclass(one) and "kind" in hints_of(one))
-        choices |= {name: sections} if sections else {}
-    return choices
+    is_section = lambda one: dataclasses.is_dataclass(one) and "kind" in hints_of(one)
+    choices = {name: tuple(filter(is_section, get_args(hint))) for name, hint in hints_of(cls).items()}
+    return {name: sections for name, sections in choices.items() if sections}
 
 
 class Choosing:

@@ -112,7 +112,7 @@ class Checkpoints:
 
         try:
             by_main(begin)
-            write_arrays(aside, items)
+            write_arrays(aside, items)  # on every process, each its own parts
             by_main(end)
         except ReportedElsewhere:
             raise

@@ -78,19 +78,19 @@ def _passes(condition: str) -> int:
 
 def _collective(found: re.Match[str], times: int) -> Collective:
     devices, kind = _group(found["rest"]), found["kind"]
-    arrays = [math.prod(map(int, sizes.split(","))) * BYTES[dtype] if sizes else BYTES[dtype]
-              for dtype, sizes in re.findall(r"(\w+)\[([\d,]*)\]", found["shape"])]  # fmt: skip
+    arrays = re.findall(r"(\w+)\[([\d,]*)\]", found["shape"])
     scale = len(devices) if kind == "reduce-scatter" else 1  # its result is one part
-    return Collective(kind, scale * sum(arrays), devices, times)
+    size = sum(math.prod(_numbers(sizes)) * BYTES[dtype] for dtype, sizes in arrays)
+    return Collective(kind, scale * size, devices, times)
 
 
 def _group(rest: str) -> tuple[int, ...]:
     """Parse the first group of devices, written `{{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` or `mesh['x'=4,'y'=2] {'y'}` (the
     last may have its own order of devices), or the first of `source_target_pairs`."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}?", rest):
-        return tuple(map(int, re.findall(r"\d+", pairs[1])[:2]))
+        return tuple(_numbers(pairs[1])[:2])
     if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
-        return tuple(map(int, listed[1].split(",")))
+        return tuple(_numbers(listed[1]))
     if tiled := re.search(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", rest):
         return tuple(_order(tiled[2]).reshape(_numbers(tiled[1]))[0].tolist())
     named = re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\]T?\(?[\d,]*\)?)\))? \{(.*?)\}", rest)

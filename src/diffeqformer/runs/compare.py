@@ -161,12 +161,11 @@ def compare(
         run_folder.RunFolder(validate(_trained_for(config, updates.get(name, config.trainer.updates)))).require_own()
     with made(folder), folder_lock(folder):
         # Read again under the lock: another process may have planned meanwhile.
-        (updates, readings), pace = _kept_plan(folder, readings), None
+        updates, readings = _kept_plan(folder, readings)
+        pace = None if updates else _Pace(configs, least, readings, ends, progress)
         if updates:
             kept = ", ".join(f"{name} {number:,} updates" for name, number in updates.items())
             progress.say(f"going on with the plan in {folder / PLAN}: {kept}")
-        else:
-            pace = _Pace(configs, least, readings, ends, progress)
         entries, metrics, corpus = [], [], {}
         for config, name in zip(configs, names, strict=True):
             if pace is not None and pace.changed(len(entries)):

@@ -26,7 +26,8 @@ from diffeqformer.errors import BadInput, DiffEqFormerError, Interrupted, RunFai
 T = TypeVar("T")
 AUTO = "auto"
 SILENCE = 50
-"""Seconds without a sign of life after which a process is considered dead, and the others end."""
+"""Seconds without a sign of life after which a process is considered dead, and the others end. 30 are too few: they
+took processes for dead that a busy machine starved."""
 STATUS = re.compile("(UNKNOWN|UNAVAILABLE|INTERNAL|ABORTED|CANCELLED|DEADLINE_EXCEEDED|FAILED_PRECONDITION): ")
 START_AGAIN = "start all of them again, and the run goes on from its last checkpoint"
 ABORTED = (
@@ -52,11 +53,11 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
     **Raises:** `BadInput` if these do not agree with each other, no cluster is recognised, or the others are not found.
     """
     auto = coordinator == AUTO
-    given = {"--distributed.processes": processes, "--distributed.process": process}
-    for name, value in given.items():
-        if auto != (value is None):
-            missing = f"{name} is missing, but --distributed.coordinator {coordinator!r} needs it"
-            raise BadInput(f"{name} is {value}, but {AUTO!r} finds it." if auto else f"{missing}.")
+    for name, value in {"--distributed.processes": processes, "--distributed.process": process}.items():
+        if auto and value is not None:
+            raise BadInput(f"{name} is {value}, but {AUTO!r} finds it.")
+        if not auto and value is None:
+            raise BadInput(f"{name} is missing, but --distributed.coordinator {coordinator!r} needs it.")
     if processes is not None and process is not None and not 0 <= process < processes:
         raise BadInput(f"--distributed.process is {process}, but must be from 0 to {processes - 1}.")
     if processes == 1:
@@ -109,6 +110,7 @@ def _explain_abort() -> None:
     ctypes.CDLL(None).signal(signal.SIGABRT, _at_abort)
 
 
+# At the level of the module, since C's pointer does not keep it alive.
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
 def _at_abort(_: int) -> None:
     os.write(2, ABORTED.encode())

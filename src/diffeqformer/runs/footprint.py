@@ -116,9 +116,10 @@ def _compile(config: Config, dump: str = "") -> tuple[int | None, list[Collectiv
         plan = lowered.compile(compiler_options=options).memory_analysis()
     written = Path(dump).glob("*after_spmd-partitioning*.txt") if options else ()
     found = [one for path in written for one in collectives(path.read_text())]
+    if plan is None:
+        return None, found
     # Outputs that do not reuse the memory of inputs exist in addition to the temporaries.
-    beside = 0 if plan is None else plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return None if plan is None else plan.temp_size_in_bytes + beside, found
+    return plan.temp_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes, found
 
 
 def _teacher(config: Config) -> Transformer | None:

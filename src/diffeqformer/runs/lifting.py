@@ -123,7 +123,7 @@ def write_derived(run: Run, to: Path, model: Transformer, checkpoint: Which = "l
         )
     )
     with becoming(to, "run folder", "lifting", keep_lock=True) as aside:
-        require_space(aside, 4 * count(model), "the run")
+        require_space(aside, 4 * count(model), "the run")  # in float32
         text = run_folder.text_digest_of(run.folder)
         beside = beside_tokenizer(run.folder, run.tokenizer)
         run_folder.write_model(aside, config, run.tokenizer, model, text, beside, run.digest)

@@ -58,10 +58,8 @@ class Metrics:
         self._hash.update(lines.encode())
         flush(self.file)
 
-    def __enter__(self) -> "Metrics":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         self.file.close()
 
 

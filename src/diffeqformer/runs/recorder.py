@@ -23,7 +23,7 @@ from diffeqformer.runs.signals import stop_requests
 from diffeqformer.runs.trackers import NoLog, RunLog
 from diffeqformer.runs.utilization import Trace
 from diffeqformer.training.depths import trained_depths
-from diffeqformer.training.recipe import NO_RECIPE, Now, Recipe, name_of
+from diffeqformer.training.recipe import Now, Recipe, name_of
 from diffeqformer.training.update import Measured, State, all_finite
 
 MISSED, LOST = 1e-3, 1e-2
@@ -52,12 +52,11 @@ class Recorder:
         resumed: ResumeState,
         step: int,
         progress: Progress,
-        recipe: Recipe = NO_RECIPE,
-        teacher: str | None = None,
+        recipe: Recipe,
+        teacher: str | None,
     ):
         self.folder, self.config, self.settings = folder, folder.config, folder.config.trainer
-        self.tokens, self.log, self.resumed, self.progress = tokens, log, resumed, progress
-        self.step = step
+        self.tokens, self.log, self.resumed, self.step, self.progress = tokens, log, resumed, step, progress
         self.meter = Meter(self.config, resumed.clock)
         self.writer = Writer(folder.checkpoints)
         self.trace = Trace(folder.path / PROFILE, self.settings.profile if is_main() else 0)
@@ -168,8 +167,8 @@ class Recorder:
         """Say at which depths the loss of an update is: the drawn one, and those that every update trains too."""
         if "steps" not in record:
             return ""
-        *others, deepest = (str(depth) for depth, _ in reversed(trained_depths(self.config, record["steps"])))
-        return f" at {join([*others, counted_steps(int(deepest))])}"
+        *others, deepest = (depth for depth, _ in reversed(trained_depths(self.config, record["steps"])))
+        return f" at {join([*map(str, others), counted_steps(deepest)])}"
 
     def _require_reconstructed(self, record: Record, before: list[Record]) -> None:
         """Warn once, or end the run, if a backward pass that reconstructs states went astray."""

@@ -149,7 +149,10 @@ def model_entry(
         "depth": [],
         "participation": None,
         "drawn": drawn_depths(config, records),
-        "curve": {"train": train_curve(records), "validation": validation_curve(records)},
+        "curve": {
+            "train": train_curve(records),
+            "validation": [[r["step"], r["loss"]] for r in records if r["kind"] == "validation"],
+        },
         "sample": None,
         "samples": [{name: r[name] for name in ("step", "prompt", "text")} for r in records if r["kind"] == "sample"],
         "config": to_dict(config),
@@ -158,9 +161,8 @@ def model_entry(
 
 def measured(evaluation: Evaluation) -> dict[str, float | None]:
     """Return loss, perplexity and bits per byte; `None` where they are not finite, which JSON cannot express."""
-    numbers = (evaluation.loss, evaluation.perplexity, evaluation.bits_per_byte)
-    found = (None if number is None else finite_or_none(number) for number in numbers)
-    return dict(zip(("loss", "perplexity", "bits_per_byte"), found, strict=True))
+    numbers = {name: getattr(evaluation, name) for name in ("loss", "perplexity", "bits_per_byte")}
+    return {name: None if number is None else finite_or_none(number) for name, number in numbers.items()}
 
 
 def name_of_run(config: Config) -> str:
@@ -219,15 +221,9 @@ def drawn_depths(config: Config, records: list[Record]) -> list[dict[str, int | 
     for depth in config.depth.depths if config.depth.alone else ():
         losses = [r["loss"] for r in records if r["kind"] == "update" and r["steps"] == depth]
         timed = [r["depths"][str(depth)] for r in records if r["kind"] == "timing" and str(depth) in r["depths"]]
-        updates, seconds = (sum(column) for column in zip(*timed, strict=True)) if timed else (0, 0.0)
+        updates, seconds = sum(number for number, _ in timed), sum(each for _, each in timed)
         last = losses[-max(1, len(losses) // 10) :]
-        timed_enough = updates >= LEAST_TIMED and seconds
-        speed = updates * config.tokens_per_update / seconds if timed_enough else None
+        speed = updates * config.tokens_per_update / seconds if updates >= LEAST_TIMED and seconds else None
         loss = sum(last) / len(last) if last else None
         drawn.append({"steps": depth, "updates": len(losses), "loss": loss, "tokens_per_second": speed})
     return drawn
-
-
-def validation_curve(records: list[Record]) -> list[list[int | float]]:
-    """Return [update, nats per token] of the evaluations during training."""
-    return [[record["step"], record["loss"]] for record in records if record["kind"] == "validation"]

@@ -148,8 +148,8 @@ def _texts(tokenizer: Tokenizer, prompt: str, drawn: jax.Array, stops: Sequence[
     ends, before = {*stops, *ends_of_generation(tokenizer)}, encode(tokenizer, prompt)
     known = decode(tokenizer, before)
     new = [list(takewhile(lambda token: token not in ends, row)) for row in np.asarray(drawn).tolist()]
-    whole = [decode(tokenizer, [*before, *row]) for row in new]
+    texts = [decode(tokenizer, [*before, *row]) for row in new]
     return [
         text[len(known) :] if text.startswith(known) else decode(tokenizer, row)
-        for text, row in zip(whole, new, strict=True)
+        for text, row in zip(texts, new, strict=True)
     ]

@@ -47,7 +47,7 @@ def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str
     """
     theirs = numeric(Config()) | kept
     sections = {name.rpartition(".")[0] for name in theirs}
-    usual = {name: value for name, value in _defaults(config).items() if name.rpartition(".")[0] in sections}
+    usual = {name: value for name, value in numeric(_usual(config)).items() if name.rpartition(".")[0] in sections}
     theirs = usual | theirs
     for name, value in ours.items():
         if theirs.get(name) != value and not (name == "model.vocabulary" and value is None):
@@ -59,14 +59,7 @@ def difference(config: Config, ours: Document, kept: Document) -> tuple[str, str
     return None
 
 
-def _defaults(section: Any, prefix: str = "") -> Document:
-    """Return the defaults of all settings of a section and its subsections, each of the kind that it has here."""
-    found: Document = {}
-    for field in dataclasses.fields(section):
-        value, name = getattr(section, field.name), f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value):
-            found |= _defaults(value, f"{name}.")
-        elif field.default is not dataclasses.MISSING:
-            # A list, as `to_dict` makes of it: a tuple would differ from the same setting of a config.
-            found[name] = list(field.default) if isinstance(field.default, tuple) else field.default
-    return found
+def _usual(section: Any) -> Any:
+    """Return a section, and those inside it, of the kinds that they have, with every setting at its default."""
+    inner = {name: _usual(value) for name, value in vars(section).items() if dataclasses.is_dataclass(value)}
+    return type(section)(**inner)

@@ -242,7 +242,7 @@ class RunLog:
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
-        self.metrics.__exit__()
+        self.metrics.close()
         for name in list(self.trackers):
             self._try(name, self.trackers[name].close, kind is not None)
 

@@ -128,9 +128,8 @@ def _train(config: Config, progress: Progress, base: Run | None, build: Build, r
                     with Recorder(folder, tokens, log, resumed, step, progress, recipe, teacher) as recorder:
                         if step == 0 and config.base.run:
                             recorder.evaluate(state)  # the loss to improve on
-                        batch = batches_of(folder.config, batches)
-                        given = recipe.rule, recipe.schedule, teacher_of(base, folder.config)
-                        state = train_loop(folder.config, state, batch, recorder, *given)
+                        batch, frozen = batches_of(folder.config, batches), teacher_of(base, folder.config)
+                        state = train_loop(folder.config, state, batch, recorder, recipe.rule, recipe.schedule, frozen)
                     entry = _evaluated(folder, tokens, state.result, resumed.clock, progress)
                     log.results(entry)
             except OSError as error:
@@ -193,6 +192,7 @@ def fitting(
         return config, Stream(
             tokens.stream, config.data.weights, tokens.tokenizer, context, t.batch_size, apart, masked
         )
+    # Not strict: without `data.weights` all tokens are drawn equally, whatever source they are from.
     sources = list(zip(tokens.statistics.get("train_sources", ()), config.data.weights, strict=False))
     end = end_of_text(tokens.tokenizer) if apart else None
     return config, Loader(tokens.train, context, t.batch_size, t.seed, tokens.train_mask, sources, end)

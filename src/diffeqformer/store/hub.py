@@ -13,6 +13,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "vocab.json", "merges.txt", "encoder.json", "vocab.bpe", "added_tokens.json",
     "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
 )  # fmt: skip
+# As `huggingface_hub` takes names: at most 96 characters, with neither `-` nor `.` at either end.
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
 _NAME = re.compile(rf"(?:hf://)?((?:{_PART}/)?{_PART})(?:@([\w./-]{{1,200}}))?", re.ASCII)
 STALE = ("model*.safetensors", "model.safetensors.index.json", "chat_template.jinja")
