@@ -233,11 +233,24 @@ def test_half_precision(folder):
     model, ids = load(folder, dtype=torch.bfloat16, steps=12), tokens()
     network = model.model.networks["attention"]["output"].network
     assert network.first.weight.dtype == torch.float32 and model.head.weight.dtype == torch.bfloat16
+    assert model.model.networks["attention"]["output"].projection.dtype == torch.bfloat16  # most of the parameters
     wide = theirs(load(folder, steps=12), ids)
     narrow = model(long(ids)).logits.float().detach().numpy()
     error = np.sqrt(np.square(narrow - wide).mean() / np.square(wide).mean())
     print(f"relative to the logits: {error:.1e}")
     assert error <= 8 * 2**-8  # a few roundings of 2^-9 each on the way of one number, and their growth
+
+
+@pytest.mark.parametrize("kind", ["one mlp, gpt", "knots, gpt"])
+def test_autocast_does_not_round_generated_weights(kind, tmp_path):
+    import torch
+
+    model = load(export(run_of(kind), tmp_path / "made").folder).model
+    expected = model._generated()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model._generated()
+    for one, other in zip(itertools.chain(*expected), itertools.chain(*found), strict=True):
+        torch.testing.assert_close(other.norm.weight, one.norm.weight, rtol=0, atol=0)
 
 
 def test_adapters_on_the_networks_of_time(folder, tmp_path):

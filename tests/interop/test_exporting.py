@@ -304,6 +304,14 @@ def test_precision(dtype, error, tmp_path):
         np.testing.assert_allclose(found[name], array, rtol=error, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["time, gpt", "one mlp, llama"])
+def test_time_networks_stay_in_float32(kind, tmp_path):
+    export(run_of(kind), tmp_path / "made", dtype="bfloat16")
+    for name, tensor in load_file(tmp_path / "made" / TENSORS).items():
+        own = ".network." in name or ".shared." in name
+        assert tensor.dtype == ("float32" if own else "bfloat16"), name
+
+
 def test_several_files(tmp_path):
     run = run_of("diffeqformer")
     made = export(run, tmp_path / "made", steps=3, shard_bytes=10_000)

@@ -69,10 +69,10 @@ def export(
     with another tokenizer, comes with its class and loads with `trust_remote_code=True`.
 
     **Arguments:** `run`, as `load_run` opens it; `to`, the folder, which must be empty or not exist; `steps`, the
-    number of depth steps to populate the model at; `dtype`, of the tensors, one of float32, bfloat16, float16;
-    `shard_bytes`, the maximum size of a tensor file; `adapter`, whether low-rank adapters are saved to `to/adapter` in
-    PEFT's format, next to the model without them, instead of being merged into the matrices; `base`, the name by which
-    the adapters find that model, if not `to`, such as its repository on the hub.
+    number of depth steps to populate the model at; `dtype`, of the tensors, one of float32, bfloat16, float16 (time
+    networks stay float32); `shard_bytes`, the maximum size of a tensor file; `adapter`, whether low-rank adapters are
+    saved to `to/adapter` in PEFT's format, next to the model without them, instead of being merged into the matrices;
+    `base`, the name by which the adapters find that model, if not `to`, such as its repository on the hub.
 
     **Returns:** a description of the exported folder.
 

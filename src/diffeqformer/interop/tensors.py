@@ -1,6 +1,7 @@
 """Tensors of a Hugging Face folder: one safetensors file, or several with an index. Nothing is ever unpickled."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ PICKLES = ("*.bin", "*.pt", "*.pth")
 NUMBERS = ("F64", "F32", "F16", "BF16")
 DTYPES: Document = {"float32": np.float32, "bfloat16": jnp.bfloat16, "float16": np.float16}
 """Dtypes that tensors can be written in."""
+WIDE = re.compile(r"\b(network|shared)\.")
+"""Names of the time networks' tensors, which are always written in float32: `torch/` keeps them in it when loading."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +115,14 @@ def write_tensors(
 ) -> None:
     """Write tensors as one file, or as several of at most `shard_bytes` each (except larger tensors) and an index.
 
-    **Arguments:** `tensors` by name; `dtype`, one of `DTYPES`.
+    **Arguments:** `tensors` by name; `dtype`, one of `DTYPES`, of all but `WIDE`.
 
     **Raises:** `BadInput` if a number is not finite in `dtype`.
     """
+    dtypes = {name: "float32" if WIDE.search(name) else dtype for name in tensors}
     shards, size, total = [[]], 0, 0
     for name, tensor in tensors.items():
-        own = tensor.size * np.dtype(DTYPES[dtype]).itemsize
+        own = tensor.size * np.dtype(DTYPES[dtypes[name]]).itemsize
         if shards[-1] and size + own > shard_bytes:
             shards.append([])
             size = 0
@@ -128,7 +132,7 @@ def write_tensors(
     files = [WHOLE] if number == 1 else [f"model-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
     with progress.stage("Writing the tensors", len(tensors)) as stage:
         for file, names in zip(files, shards, strict=True):
-            save({name: _as(dtype, name, tensors[name]) for name in names}, folder / file)
+            save({name: _as(dtypes[name], name, tensors[name]) for name in names}, folder / file)
             stage.advance(len(names))
     if number > 1:
         places = {name: file for file, names in zip(files, shards, strict=True) for name in names}

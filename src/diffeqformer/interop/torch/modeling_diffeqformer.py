@@ -66,7 +66,9 @@ class DiffEqFormerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules, _skip_keys_device_placement = ["Attention", "FeedForward"], ["past_key_values"]
     _supports_sdpa = _supports_flash_attn = _supports_attention_backend = True
-    _keep_in_fp32_modules_strict = ["network", "shared"]  # time networks: small, and all weights depend on them
+    # Time networks: small, and all weights depend on them. Transformers searches names for these patterns: "network"
+    # alone would be found in "networks", too, the prefix of everything that generates weights.
+    _keep_in_fp32_modules_strict = [r"\bnetwork\b", r"\bshared\b"]
 
     def set_steps(self, steps: int):
         """Change the number of depth steps, in place."""
@@ -223,11 +225,12 @@ class DiffEqFormerModel(DiffEqFormerPreTrainedModel):
             ("attention", "feed_forward"), (Attention, FeedForward), self._nodes(), strict=True
         ):
             times = config.times(nodes)
-            if config.weights["kind"] == "knots":
-                edges = torch.tensor(config.grid(), dtype=torch.float64, device="cpu")
-                tensors = interpolate(getattr(self, name), times, edges, **config.weights)
-            else:
-                tensors = generate(self.networks[name], self.shared, times)
+            with torch.autocast(self.device.type, enabled=False):  # it would round time features to its own dtype
+                if config.weights["kind"] == "knots":
+                    edges = torch.tensor(config.grid(), dtype=torch.float64, device="cpu")
+                    tensors = interpolate(getattr(self, name), times, edges, **config.weights)
+                else:
+                    tensors = generate(self.networks[name], self.shared, times)
             named = zip(*(stack.to(dtype).unbind() for stack in tensors.values()), strict=True)
             rows = [generated_row(block, config, dict(zip(tensors, row, strict=True))) for row in named]
             for row in rows:
