@@ -154,8 +154,8 @@ def test_text_ends_at_the_token_that_only_the_models_settings_name(published, tm
     for name, declared, stops in (
         ("config.json", over, [over, end]),
         ("config.json", [end, tokenizer.token_to_id("cat"), 999, None], [end]),  # known, a word, nothing
-        ("generation_config.json", [end, out], [out, end]),
-        ("tokenizer_config.json", None, [over, end]),
+        ("generation_config.json", [end, out, over], [out, over, end]),
+        ("tokenizer_config.json", None, [over, out, end]),
     ):
         own = {"eos_token_id": declared} if declared else {"eos_token": "<over>"}
         (published / name).write_text(json.dumps((settings if name == "config.json" else {}) | own))

@@ -16,6 +16,8 @@ TEMPLATE, SPECIAL = "chat_template.jinja", "special_tokens_map.json"
 """Transformers' file names: how the turns of a chat become one text, and the names of special tokens."""
 GENERATION, MODEL = "generation_config.json", "config.json"
 """Files of a model that may say which tokens end a text; Transformers reads the second only without the first."""
+STOPS = "stop_tokens"
+"""Our own entry in `SPECIAL`: the names of further tokens at which the model's own settings end a text."""
 TOKENIZER_BYTES = 256 << 20
 """Largest size of a tokenizer's file."""
 
@@ -25,24 +27,28 @@ def beside_tokenizer(folder: Path, tokenizer: Tokenizer) -> dict[str, str]:
 
     These are the chat template (a file there or one of the tokenizer's settings; the default one of several) and the
     names of the special tokens, which templates use. What is not text, or not in the vocabulary, is left out. If no
-    token is declared to end a text, it is the one at which the model's own settings end it, if no other is known to.
+    token is declared to end a text, it is the first at which the model's own settings end it, if no other is known to;
+    the others of these settings follow as `STOPS`.
 
     **Raises:** `BadInput` if a file cannot be read.
     """
     found = special_tokens(folder)
-    special = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
-    if "eos_token" not in special and (end := _end_of_model(folder, tokenizer)) is not None:
-        special["eos_token"] = end
+    special: dict[str, Any] = {role: name for role, name in found.items() if tokenizer.token_to_id(name) is not None}
+    ends = [name for name in _ends_of_model(folder, tokenizer) if name != special.get("eos_token")]
+    if ends and "eos_token" not in special:
+        special["eos_token"] = ends.pop(0)
+    special |= {STOPS: ends} if ends else {}
     named = {SPECIAL: json.dumps(special, indent=2, ensure_ascii=False) + "\n"} if special else {}
     return chat_template(folder) | named
 
 
-def _end_of_model(folder: Path, tokenizer: Tokenizer) -> str | None:
-    """Return the name of the first special token that a model's own settings end a text at, not known by its name."""
+def _ends_of_model(folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """Return the names of the special tokens that a model's own settings end a text at, not known by their names."""
     ids = declared_settings(folder, GENERATION if (folder / GENERATION).is_file() else MODEL).get("eos_token_id")
     added, known = tokenizer.get_added_tokens_decoder(), ends_of_generation(tokenizer)
     numbers = [one for one in (ids if isinstance(ids, list) else [ids]) if type(one) is int and one not in known]
-    return next((added[one].content for one in numbers if one in added and added[one].special), None)
+    numbers = dict.fromkeys((*numbers, *special_token(folder, tokenizer, "eos_token")))
+    return [added[one].content for one in numbers if one in added and added[one].special]
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -59,10 +65,14 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def special_token(folder: Path, tokenizer: Tokenizer, role: str) -> list[int]:
-    """Return the token that is declared for a role such as `eos_token`, in a list; empty if the tokenizer has none."""
-    name = special_tokens(folder).get(role)
-    number = None if name is None else tokenizer.token_to_id(name)
-    return [] if number is None else [number]
+    """Return the token that is declared for a role such as `eos_token`, in a list; empty if the tokenizer has none.
+
+    In a run, that of `eos_token` is followed by `STOPS`.
+    """
+    more = declared_settings(folder, SPECIAL).get(STOPS) if role == "eos_token" else None
+    names = [special_tokens(folder).get(role), *(more if isinstance(more, list) else ())]
+    numbers = (tokenizer.token_to_id(name) for name in names if isinstance(name, str) and is_utf8(name))
+    return [number for number in numbers if number is not None]
 
 
 def more_special_tokens(folder: Path) -> list[str]:
