@@ -13,7 +13,7 @@ from diffeqformer.data import encode
 from diffeqformer.data.cache import prepare
 from diffeqformer.data.corpus import _texts
 from diffeqformer.data.documents import Given
-from diffeqformer.data.loader import DocumentWindows, Windows
+from diffeqformer.data.loader import document_windows, packed_windows
 from diffeqformer.data.stream import Source, Stream
 from diffeqformer.data.tokenizer import end_of_text, train_tokenizer
 from diffeqformer.errors import BadInput, RunFailed
@@ -59,7 +59,7 @@ PARTS = [texts(1, 7), texts(2, 1), [], texts(3, 12)]
 @pytest.mark.parametrize("apart", [False, True])
 def test_windows_are_those_of_packed_tokens_and_come_again(tokenizer, apart):
     tokens, end = packed(tokenizer, PARTS), end_of_text(tokenizer)
-    windows = DocumentWindows(tokens, 16, end) if apart else Windows(tokens, 16)
+    windows = document_windows(tokens, 16, end) if apart else packed_windows(tokens, 16)
     stream = Stream([source(PARTS)], (), tokenizer, 16, 1, apart)
     for number in range(len(windows)):
         got = stream[number]

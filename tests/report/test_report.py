@@ -346,7 +346,7 @@ def test_curve_helpers():
     assert averages == [pytest.approx(point) for point in line[1:-1]]
     points = [(float(i), (i * 7919 % 1009) / 1009) for i in range(20_000)]
     points[777] = (777.0, 50.0)
-    thinned = figures.thin(points, 600)
+    thinned = figures.thin(points)
     assert len(thinned) <= 600
     assert (777, 50.0) in thinned and thinned[0] == points[0] and thinned[-1] == points[-1]
     assert thinned == sorted(thinned)

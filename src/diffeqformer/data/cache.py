@@ -115,6 +115,7 @@ def cached_by_content(config: DataConfig, content: str | None, progress: Progres
 
     **Arguments:** `content`, `TokenCache.content` of the tokens.
     """
+    # A name that begins with a dot is that of a cache being built.
     for path in sorted(path_of(config.cache).glob("[!.]*/meta.json")):
         with suppress(OSError, Damaged):
             if json_digest(read_sealed(path).get("files")) == content and _damage(path.parent, progress) is None:
@@ -190,7 +191,7 @@ def _build(
 
 def _train(part: Part, vocabulary: int, progress: Progress) -> Tokenizer:
     # The untrained tokenizer pre-tokenises as the trained one will, so documents may be cut in the same way.
-    blank = train_tokenizer([], 257)
+    blank = train_tokenizer([], 257)  # 256 bytes and end-of-text
     with progress.stage("Training the tokenizer", part.length) as stage:
 
         def texts() -> Iterator[str]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -29,6 +29,8 @@ from diffeqformer.store.paths import path_of
 
 NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__"})
 """Folders of the standard library that are not counted as its text."""
+HELD_OUT = ("validation", "valid", "val", "dev", "test")
+"""Names of the split that a dataset keeps for validation; the first that exists is used."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def _standard_library(config: DataConfig, progress: Progress) -> Corpus:
     content = [(f.path.relative_to(root).as_posix(), file_digest(f.path)) for f in files]
     name = f"Python {sys.version_info.major}.{sys.version_info.minor} standard library"
     fingerprint = json_digest([_settings(config), content])
-    return Corpus(name, fingerprint, lambda: _split_files(name, files, [], config, progress))
+    return Corpus(name, fingerprint, lambda: _split_files(name, [files], [], config, progress))
 
 
 def _library_files(root: Path) -> list[TextFile]:
@@ -75,12 +77,15 @@ def _library_files(root: Path) -> list[TextFile]:
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if f not in NOT_LIBRARY]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    # Their order decides the fingerprint and the split, so it is not the disk's.
     return [TextFile.at(path) for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix())]
 
 
 def _files(config: DataConfig, progress: Progress) -> Corpus:
+    # Each pattern by itself, without weights too: one that names nothing is refused.
     sources = [find_files([pattern], "data.train") for pattern in config.train]
-    train = [file for files in sources for file in files] if config.weights else find_files(config.train, "data.train")
+    sources = sources if config.weights else [find_files(config.train, "data.train")]
+    train = [file for files in sources for file in files]
     validation = find_files(config.validation, "data.validation") if config.validation else []
     (file, count), *_ = Counter(train).most_common(1)
     if count > 1:
@@ -92,14 +97,14 @@ def _files(config: DataConfig, progress: Progress) -> Corpus:
     if both:
         raise BadInput(f"file {str(min(both))!r} is in data.train and in data.validation; leave it in one of them.")
     if config.stream:
-        return _streamed_files(sources if config.weights else [train], validation, config, progress)
+        return _streamed_files(sources, validation, config, progress)
     with progress.stage("Checking the text", sum(file.size for file in train + validation)) as stage:
         listed = [[(str(file.path), _digest(file, stage)) for file in files] for files in (train, validation)]
-    name, sizes = ", ".join(config.train), [len(files) for files in sources] if config.weights else []
+    name, sizes = ", ".join(config.train), [[len(files) for files in sources]] if config.weights else []
     # Only if they are set, so that caches packed before these settings existed keep their name.
-    later_settings = [*([sizes] if sizes else []), *([config.targets] if config.targets != "all" else [])]
+    later_settings = [*sizes, *([config.targets] if config.targets != "all" else [])]
     fingerprint = json_digest([_settings(config), listed, *later_settings])
-    return Corpus(name, fingerprint, lambda: _split_files(name, train, validation, config, progress, sizes))
+    return Corpus(name, fingerprint, lambda: _split_files(name, sources, validation, config, progress))
 
 
 def _streamed_files(
@@ -120,7 +125,7 @@ def _streamed_files(
 def _streamed(name: str, sources: list[Source], given: Part | None, config: DataConfig, listed: Any) -> Corpus:
     masked = config.targets == "completions"
 
-    @cache
+    @cache  # reads the beginning of each source, perhaps over the network; the split and the stream both need it
     def parts() -> tuple[Part, Part, tuple[Source, ...]]:
         return divided(sources, given, config.stream, config.validation_fraction, config.split_seed, masked)
 
@@ -141,44 +146,42 @@ def _digest(file: TextFile, stage: Stage) -> str:
 
 def _split_files(
     name: str,
-    train: list[TextFile],
+    sources: Sequence[Sequence[TextFile]],
     validation: list[TextFile],
     config: DataConfig,
     progress: Progress,
-    sources: Sequence[int] = (),
 ) -> tuple[Part, Part]:
-    """Divide files into a training and a validation part; `sources`, the number of files of each mixture source."""
-    reader = Reader(config, progress.say)
+    """Divide files into a training and a validation part; `sources`, the files of each of a mixture, or all at once."""
+    reader, train = Reader(config, progress.say), [file for files in sources for file in files]
     documents = lambda files: chain.from_iterable(map(reader.documents, files))
     total = sum(file.size for file in train + validation)
     with progress.stage("Reading the corpus", total) as stage:
 
-        def sizes(files: list[TextFile], what: str) -> list[np.ndarray]:
-            """Return the sizes of each file's documents in bytes."""
+        def sizes(files: Sequence[TextFile]) -> np.ndarray:
+            """Return the sizes of the files' documents in bytes."""
             counted = []
             for file in files:
-                counted.append(np.array(_document_sizes(file, reader), int))
+                counted += _document_sizes(file, reader)
                 stage.advance(file.size)
-            if not sum(map(len, counted)):
-                raise BadInput(f"{what} has no text; give files with at least one document that is not empty.")
-            return counted
+            return np.array(counted, int)
 
-        of_files = sizes(train, f"the corpus ({name})")
-        held_sizes = sizes(validation, f"data.validation ({', '.join(config.validation)})") if validation else None
+        train_sizes, held_sizes = list(map(sizes, sources)), [sizes(validation)]
 
-    # For each source of a mixture, or for the only one.
-    ends = np.cumsum([0, *(sources or [len(train)])])
-    train_sizes = [np.concatenate(of_files[first:last]) for first, last in pairwise(ends)]
+    empty = "has no text; give files with at least one document that is not empty."
+    if not sum(map(len, train_sizes)):
+        raise BadInput(f"the corpus ({name}) {empty}")
+    if validation and not len(held_sizes[0]):
+        raise BadInput(f"data.validation ({', '.join(config.validation)}) {empty}")
     for pattern, own in zip(config.train, train_sizes, strict=False):
         if not len(own):
             raise BadInput(f"data.train {pattern!r} has no text, but needs at least one document that is not empty.")
 
     def part(files: list[TextFile], sizes: list[np.ndarray], chosen: list[np.ndarray]) -> Part:
-        these, counts = np.concatenate(chosen), tuple(int(own.sum()) for own in chosen) if sources else ()
+        these, counts = np.concatenate(chosen), tuple(int(own.sum()) for own in chosen) if config.weights else ()
         read = lambda: (each for each, kept in zip(documents(files), these, strict=True) if kept)
         return Part(int(these.sum()), int(np.concatenate(sizes)[these].sum()), read, counts, reader.completions)
 
-    if held_sizes is not None:
+    if validation:
         whole = lambda sizes: [np.ones(len(own), bool) for own in sizes]
         return part(train, train_sizes, whole(train_sizes)), part(validation, held_sizes, whole(held_sizes))
     if sum(map(len, train_sizes)) == 1:
@@ -264,9 +267,10 @@ def _streamed_rows(datasets: Any, config: DataConfig, name: str) -> Corpus:
             for i in range(rows.num_shards)
         ]
 
-    held = None if validation is None else Source(name, shards(validation))
-    first = lambda: (text for *_, text in islice(cast(Source, held).documents(), config.stream))
-    given = None if held is None else Part(config.stream, None, first)
+    given = None
+    if validation is not None:
+        held = Source(name, shards(validation))
+        given = Part(config.stream, None, lambda: (text for *_, text in islice(held.documents(), config.stream)))
     return _streamed(name, [Source(f"dataset {name!r}", shards(train))], given, config, listed)
 
 
@@ -293,7 +297,7 @@ def _loading(config: DataConfig) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the hub, the network and every file format have exceptions of their own
-        first: BaseException = error
+        first: BaseException = error  # `datasets` wraps what happened in errors that name only its own step
         while first.__cause__ is not None:
             first = first.__cause__
         raise BadInput(f"dataset {config.dataset!r} cannot be loaded: {reason(first)}.") from error
@@ -313,10 +317,6 @@ def _train_and_validation(loaded: Any, config: DataConfig) -> tuple[Any, Any]:
     if "train" not in loaded:
         raise BadInput(f"dataset {config.dataset!r} has no split 'train', but {', '.join(map(repr, loaded))}.")
     return loaded["train"], next((loaded[name] for name in HELD_OUT if name in loaded), None)
-
-
-HELD_OUT = ("validation", "valid", "val", "dev", "test")
-"""Names of the split that a dataset keeps for validation; the first that exists is used."""
 
 
 def _rows_digest(rows: Any) -> list[object]:

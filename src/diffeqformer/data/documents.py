@@ -26,6 +26,7 @@ SUFFIXES = (".txt", ".md", ".rst", ".tex", ".py", *OF_DOCUMENTS)
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that some editors write at the beginning of a file, even of an empty one."""
 NEEDS_EXTRA = "install it with `pip install 'diffeqformer[hf]'`"
+# Of an article, not of a section in it: ` = = Section = = `.
 _TITLE = re.compile(r" = (?!=).*(?<!=) = ?\r?\n?")
 
 TextDocument = Iterable[str]
@@ -167,7 +168,7 @@ class Reader:
         require_unchanged(file, os.stat(file.path))
         self._tell(decoder)
 
-    def _tell(self, decoder: "Decoder") -> None:
+    def _tell(self, decoder: Decoder) -> None:
         if decoder.replaced and decoder.path not in self._told:
             self._told.add(decoder.path)
             self._say(f"{decoder.path}: {decoder.replaced} undecodable byte sequences were replaced by U+FFFD.")

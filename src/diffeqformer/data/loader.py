@@ -1,7 +1,6 @@
 """Batches of a token array: random access by number for training, every token once for evaluation."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,30 +47,26 @@ class Spans:
         return Spans(self.starts[own], self.stops[own])
 
 
-class Windows(Spans):
-    """Overlapping windows of tokens: window `i` holds tokens `i * context` to `(i + 1) * context`, both included.
+def packed_windows(tokens: Integer[np.ndarray, " token"], context: int) -> Spans:
+    """Return overlapping windows of tokens: `i` holds tokens `i * context` to `(i + 1) * context`, both included.
 
     The last token of a window is the first of the next, so every token but the very first is a target exactly once.
     Fewer than `context` tokens at the end, which fill no window, are left out.
     """
-
-    def __init__(self, tokens: Integer[np.ndarray, " token"], context: int):
-        starts = context * np.arange(max(len(tokens) - 1, 0) // context)
-        super().__init__(starts, starts + context + 1)
+    starts = context * np.arange(max(len(tokens) - 1, 0) // context)
+    return Spans(starts, starts + context + 1)
 
 
-class DocumentWindows(Spans):
-    """Windows of each document by itself, so that none has text of two; the last of a document may be shorter.
+def document_windows(tokens: Integer[np.ndarray, " token"], context: int, end: int) -> Spans:
+    """Return windows of each document by itself, so that none has text of two; the last of a document may be shorter.
 
     **Arguments:** `tokens (tokens,)`; `context`; `end`, the token that ends a document and belongs to it.
     """
-
-    def __init__(self, tokens: Integer[np.ndarray, " token"], context: int, end: int):
-        stops = np.flatnonzero(tokens == end) + 1
-        firsts = np.concatenate([[0], stops[:-1]])[: len(stops)]
-        counts = -(-(stops - firsts - 1) // context)  # none for an empty document
-        starts = np.repeat(firsts, counts) + context * _ranges(counts)
-        super().__init__(starts, np.minimum(np.repeat(stops, counts), starts + context + 1))
+    stops = np.flatnonzero(tokens == end) + 1
+    firsts = np.concatenate([[0], stops])[:-1]
+    counts = -(-(stops - firsts - 1) // context)  # none for an empty document
+    starts = np.repeat(firsts, counts) + context * _ranges(counts)
+    return Spans(starts, np.minimum(np.repeat(stops, counts), starts + context + 1))
 
 
 def _ranges(counts: Integer[np.ndarray, " range"]) -> Integer[np.ndarray, " number"]:
@@ -114,8 +109,9 @@ class Loader:
         counts = [count for count, _ in mixture] or [len(tokens)]
         self._offsets = np.cumsum([0, *counts])[:-1]
         parts = [tokens[first : first + count] for first, count in zip(self._offsets, counts, strict=True)]
-        one = partial(Windows, context=context) if end is None else partial(DocumentWindows, context=context, end=end)
-        self._sources: list[Spans] = list(map(one, parts))
+        self._sources = [
+            packed_windows(part, context) if end is None else document_windows(part, context, end) for part in parts
+        ]
         for number, (first, windows) in enumerate(zip(self._offsets, self._sources, strict=True)):
             what = f"source {number + 1} of the mixture" if mixture else "the training split"
             if not len(windows) and end is not None:
@@ -129,7 +125,7 @@ class Loader:
                 self._sources[number] = windows.counted(mask[first : first + counts[number]])
             if not len(self._sources[number]):
                 raise BadInput(f"{what} has no window of {context} tokens with a target that counts.")
-        if not 0 <= seed < 1 << 32:
+        if not 0 <= seed < 1 << 32:  # Grain's limits
             raise BadInput(f"the seed of the batches is {seed}, but must be at least 0 and below {1 << 32}.")
         self._ends = np.cumsum(list(map(len, self._sources)))
         # The ranges do not overlap, so a number from the mixture identifies its source.

@@ -48,6 +48,7 @@ class Puzzle(ABC, Generic[C]):
         Each problem depends only on the config's seed, its split and its number.
         """
         for start in range(0, count, BLOCK):
+            # Always a whole block, cut afterwards: what a problem is must not depend on `count`.
             words = self.block(np.random.default_rng([self.config.seed, split, start // BLOCK]))
             yield np.pad(words, [(0, 0), (0, 1)], constant_values=self.ids[END_OF_TEXT])[: count - start]
 
@@ -181,5 +182,5 @@ def _number(ids: Integer[np.ndarray, "*any"], first: int) -> Int[np.ndarray, "*a
 def _elements(group: str) -> Int[np.ndarray, "element thing"]:
     """Return all permutations of a symmetric group S, or the even ones of an alternating group A."""
     whole = np.array(list(permutations(range(int(group[1])))))
-    even = np.linalg.det(np.eye(whole.shape[1])[whole]) > 0
+    even = np.linalg.det(np.eye(whole.shape[1])[whole]) > 0  # the sign of a permutation is its matrix's determinant
     return whole if group[0] == "S" else whole[even]

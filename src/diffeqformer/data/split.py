@@ -111,7 +111,7 @@ def _line_start(blocks: Callable[[], Iterator[str]], fraction: float) -> tuple[i
 
     **Raises:** `BadInput` if no line starts inside the text.
     """
-    length = sum(map(len, blocks()))
+    length = sum(map(len, blocks()))  # a first pass: only one block is in memory at a time
     target, position, cut = min(int(length * (1 - fraction)), length - 1), 0, 0
     for block in blocks():
         within = max(target - position, 0)

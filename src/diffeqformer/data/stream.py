@@ -106,8 +106,8 @@ class Stream:
 
     A batch is found from the place where it begins. Places are known for the batch last read, for the next one, and for
     the one that `remember` names; other batches are reached by reading on from the nearest earlier one, or from the
-    beginning. Windows follow one another as in `Windows`, or as in `DocumentWindows` if documents are kept apart. The
-    windows of several sources are interleaved in proportion to their weights (Grain's order).
+    beginning. Windows are those of `packed_windows`, or of `document_windows` if documents are kept apart. Those of
+    several sources are interleaved in proportion to their weights (Grain's order).
 
     **Arguments:** `sources`; `weights`, one for each if there are several; `tokenizer`; `context` and `batch_size`,
     positive; `apart`, whether no window has text of two documents; `masked`, whether some text is `Given`: a window of
@@ -130,6 +130,7 @@ class Stream:
 
         self.sources, self.tokenizer, self.context, self.batch_size = sources, tokenizer, context, batch_size
         self.apart, self.masks, self.end = apart, apart or masked, end_of_text(tokenizer)
+        # Source n has the numbers from n FAR on, so a number of the mixture identifies its source.
         ranges = [grain.MapDataset.range(n * FAR, (n + 1) * FAR) for n in range(len(sources))]
         shares = [weight / sum(weights) for weight in weights]
         self._order: Any = grain.MapDataset.mix(ranges, shares) if len(sources) > 1 else ranges[0]
@@ -215,6 +216,7 @@ class Stream:
         while not empty:
             numbers: deque[tuple[int, int]] = deque()  # of documents already read, some of them ahead
 
+            # Defaults bind this pass's place and numbers: the loop gives both names other values.
             def read(place: Place = place, numbers: deque[tuple[int, int]] = numbers) -> Iterator[TextDocument]:
                 for shard, number, document in source.documents(place.shard, place.document):
                     numbers.append((shard, number))

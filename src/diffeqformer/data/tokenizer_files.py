@@ -122,6 +122,7 @@ def _from_folder(folder: Path) -> Tokenizer:
     before = own.get("add_prefix_space") is True
     if (folder / "tokenizer.json").is_file():
         tokenizer = _from_file(folder / "tokenizer.json")
+        # Transformers' classes of these names make this part from the settings, not from tokenizer.json.
         spaced = getattr(tokenizer.pre_tokenizer, "add_prefix_space", False)
         if before != spaced and str(own.get("tokenizer_class")).startswith(("GPT2", "GPTNeoX")):
             tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=before)
@@ -131,7 +132,7 @@ def _from_folder(folder: Path) -> Tokenizer:
             _require_gpt2(folder)
             with _reading(f"tokenizer folder {str(folder)!r}"):
                 _require_small_ids(read_small(folder / vocabulary, TOKENIZER_BYTES))
-                read_small(folder / merges, TOKENIZER_BYTES)
+                read_small(folder / merges, TOKENIZER_BYTES)  # only to refuse what is no small file
                 model = models.BPE.from_file(str(folder / vocabulary), str(folder / merges))
             tokenizer = _with_added(byte_level(model, before), folder)
             # A bare vocabulary does not say which of its entries are special.

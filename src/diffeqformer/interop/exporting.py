@@ -10,8 +10,7 @@ adapter/                                                   low-rank adapters in 
 """
 
 import json
-import shutil
-from importlib.resources import as_file, files
+from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -120,13 +119,13 @@ def export(
         _write_json(aside / "generation_config.json", {"max_length": model.config.context, **ids, **stops})
         for name, text in {TOKENIZER: tokenizer.to_str(pretty=True), **chat_template(run.folder)}.items():
             write_whole(aside / name, text)
+        # Cleaning up would take spaces before punctuation out of decoded text.
         reading = {"model_max_length": model.config.context, "clean_up_tokenization_spaces": False}
         about = {"tokenizer_class": "PreTrainedTokenizerFast", **special, "padding_side": "left", **reading}
         _write_json(aside / "tokenizer_config.json", about)  # padded on the left for generation
         if own_code:
             for name in (f"{module}_diffeqformer.py" for module in MODULES):
-                with as_file(files("diffeqformer.interop") / "torch" / name) as source:
-                    shutil.copyfile(source, aside / name)
+                write_whole(aside / name, (files("diffeqformer.interop") / "torch" / name).read_bytes())
         if adapter:
             save_adapter(run.model, aside / ADAPTER, base=base or str(to))
         write_whole(aside / "README.md", model_card(run, made, adapter))

@@ -31,12 +31,10 @@ from diffeqformer.interop.settings import (
     MistralSettings,
     OwnSettings,
     Qwen3Settings,
-    RopeSettings,
     of_own_kinds,
     ours_of,
     read_settings,
     require,
-    rope_of,
     rope_parameters,
 )
 from diffeqformer.ode.schemes import SCHEMES, OneStep
@@ -82,22 +80,7 @@ class Family(NamedTuple):
         require("is_causal", values.get("is_causal", True), True)
         settings = read_settings(self.settings, values)
         model = self.fixed | dict(ours_of(settings))
-        if isinstance(settings, LlamaSettings):
-            rope = read_settings(RopeSettings, rope_of(values))
-            model |= {**dict(ours_of(rope)), "field.rope_scaling": rope.scaling}
-            if model["field.head_width"] in (None, model["width"] / max(model["heads"], 1)):
-                model["field.head_width"] = None
-        if isinstance(settings, GPT2Settings | GPTNeoXSettings):
-            model |= settings.more(values)
-        if isinstance(settings, MistralSettings):
-            model["context"] = min(model["context"], settings.window(values) or model["context"])
-        if model["hidden"] is None:
-            model["hidden"] = 4 * model["width"]
-        if isinstance(settings, OwnSettings):
-            model = of_own_kinds(settings, model)
-        # Null means as many key-value heads as heads; families without grouped queries have no such setting.
-        elif model.get("field.kv_heads", 0) is None:
-            model["field.kv_heads"] = model["heads"]
+        model = of_own_kinds(settings, model) if isinstance(settings, OwnSettings) else model | settings.more(values)
         sections: dict[str, Any] = {}
         for name, value in model.items():
             section, _, key = name.rpartition(".")

@@ -4,7 +4,6 @@ Importing this module registers it with the harness's own models. `python -m dif
 harness's own command, `lm_eval`, with this model available.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -163,11 +162,10 @@ class DiffEqFormerLM(TemplateLM):  # pyright: ignore[reportUntypedBaseClass]
         vocabulary = self.model.embedding.tokens.shape[0]
         plans = [_plan(request.args[1], self.max_gen_toks, self.max_length, vocabulary) for request in requests]
         # Settings are constants of the compiled `write`, so requests are grouped by them.
-        kinds = {json.dumps(plan): plan for plan in plans}
         texts = [""] * len(requests)
         with self.progress.stage("Generating", len(requests)) as stage:
-            for kind, plan in kinds.items():
-                chosen = [prompt for prompt, own in zip(prompts, plans, strict=True) if json.dumps(own) == kind]
+            for plan in dict.fromkeys(plans):
+                chosen = [prompt for prompt, own in zip(prompts, plans, strict=True) if own == plan]
                 for batch in _batches(chosen, lambda prompt: len(prompt.ids), self.batch_size):
                     for prompt, text in zip(batch, self._generate(batch, plan), strict=True):
                         texts[prompt.number] = text
@@ -261,7 +259,7 @@ class _Plan(NamedTuple):
     """How to generate."""
 
     new_tokens: int
-    until: list[str]
+    until: tuple[str, ...]
     temperature: float
     top_k: int | None
     top_p: float | None
@@ -306,7 +304,7 @@ def _plan(settings: Document, usual: int, context: int, vocabulary: int) -> _Pla
     temperature = float(temperature) if settings.get("do_sample", True) else 0.0
     top_k, top_p = settings.get("top_k") or None, settings.get("top_p")  # 0 is none, as in Transformers
     require_choice(vocabulary, temperature, top_k, top_p)
-    stops = [stop for stop in ([until] if isinstance(until, str) else until) if stop]
+    stops = tuple(stop for stop in ([until] if isinstance(until, str) else until) if stop)
     return _Plan(new_tokens, stops, temperature, top_k, top_p)
 
 

@@ -156,6 +156,7 @@ def load_adapter(model: Transformer, folder: str | Path) -> Transformer:
     # alpha / rank stays PEFT's scale, whatever the combined rank of modules side by side.
     lora = LoRAConfig(rank, settings.scale * rank, settings.lora_dropout, tuple(found))
     config = validate_model(replace(model.config, weights=replace(model.config.weights, lora=lora)))
+    # The key is of no account: every A is replaced below.
     weights = model.weights.changed(partial(attach, lora=lora, key=jax.random.key(0)))
     for name, layers in found.items():
         adapter = linear_maps(weights.layers)[name].adapter

@@ -42,6 +42,7 @@ class GPT2Settings:
     n_positions: int = _is("context", alias="max_position_embeddings")
     vocab_size: int = _is("vocabulary")
     n_inner: int | None = _is("hidden", None)
+    # All but gelu are its tanh approximation.
     activation_function: Literal["gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu"] = "gelu_new"
     layer_norm_epsilon: float = _is("norm_epsilon", 1e-5)
     tie_word_embeddings: bool = _is("tied", True)
@@ -55,7 +56,8 @@ class GPT2Settings:
 
     def more(self, values: Values) -> Document:
         """Return those of our settings that are expressed differently."""
-        return {"field.exact_gelu": self.activation_function == "gelu"}
+        hidden = 4 * self.n_embd if self.n_inner is None else self.n_inner
+        return {"hidden": hidden, "field.exact_gelu": self.activation_function == "gelu"}
 
 
 @dataclass(frozen=True)
@@ -124,18 +126,31 @@ class LlamaSettings:
     use_sliding_window: bool = _only(False)
     partial_rotary_factor: float = _only(1.0)
 
+    def more(self, values: Values) -> Document:
+        """Return those of our settings that stand in a table of their own, or whose defaults depend on others."""
+        rope = read_settings(RopeSettings, rope_of(values))
+        usual = self.head_dim == self.hidden_size / max(self.num_attention_heads, 1)  # 0 heads are refused later
+        kv_heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+        return {
+            **dict(ours_of(rope)),
+            "field.rope_scaling": rope.scaling,
+            "field.head_width": None if usual else self.head_dim,
+            "field.kv_heads": kv_heads,
+        }
+
 
 @dataclass(frozen=True)
 class MistralSettings(LlamaSettings):
     """The settings of a Mistral; its sliding window has no effect on texts no longer than the window."""
 
-    @staticmethod
-    def window(values: Values) -> int | None:
-        """Return how many tokens a token attends to, itself included; `None` for all. Null is all, not the default."""
+    def more(self, values: Values) -> Document:
+        """Return what a Llama's returns, and a context of at most the window."""
+        # How many tokens a token attends to, itself included. Null is all, not the default.
         window = values.get("sliding_window", 4096)
         if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
             raise BadInput(f"sliding_window is {window!r}, but must be a whole number of at least 1, or null.")
-        return window
+        context = self.max_position_embeddings
+        return super().more(values) | {"context": min(context, window or context)}
 
 
 @dataclass(frozen=True)

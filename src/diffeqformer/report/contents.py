@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import unescape
 from pathlib import Path
 
@@ -92,9 +92,9 @@ def look(page: Path) -> Seen | None:
         return None
     headline, picture, drawn = (pattern.search(text) for pattern in (_HEADLINE, _PICTURE, _MAP))
     plain = lambda found: unescape(re.sub(r"<[^>]*>", "", found[1])) if found else ""
-    said, title = plain(headline), plain(_TITLE.search(text))
     file = f"{picture[1]}.png" if picture else ""
-    seen = Seen(said, file if file and (page.parent / file).is_file() else "", title)
+    there = file and (page.parent / file).is_file()
+    seen = Seen(plain(headline), file if there else "", plain(_TITLE.search(text)))
     try:
         shown = json.loads(drawn[1]) if drawn else {}
         tokens, outputs, headlines = (tuple(shown.get(name, ())) for name in ("tokens", "outputs", "headlines"))
@@ -103,8 +103,8 @@ def look(page: Path) -> Seen | None:
     of_text = all(isinstance(one, str) for one in (*tokens, *headlines))
     if not of_text or not all(type(one) is int and 0 <= one < len(tokens) for one in outputs):
         return seen
-    follows = len(headlines) == len(outputs) and headlines[-1:] == (said,)
-    return Seen(said, seen.picture, title, tokens, outputs, headlines if follows else ())
+    follows = len(headlines) == len(outputs) and headlines[-1:] == (seen.headline,)
+    return replace(seen, tokens=tokens, outputs=outputs, headlines=headlines if follows else ())
 
 
 def _begin(page: Path) -> str:

@@ -61,7 +61,9 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": INK, "ytick.color": INK, "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
     "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12,
     "grid.linewidth": 0.6, "axes.axisbelow": True, "lines.linewidth": 1.6, "lines.markersize": 4.5,
-    "legend.frameon": False, "axes.titlelocation": "left", "svg.fonttype": "none", "svg.hashsalt": "diffeqformer",
+    "legend.frameon": False, "axes.titlelocation": "left",
+    "svg.fonttype": "none",  # text stays text, in the page's font
+    "svg.hashsalt": "diffeqformer",  # else identifiers, and so the file, differ each time
 }  # fmt: skip
 
 
@@ -119,11 +121,11 @@ def look(index: int, **more: Any) -> Look:
     return {"color": color(index), "marker": MARKERS[index % len(MARKERS)], **again, **more}
 
 
-def thin(points: Sequence[tuple[float, float]], most: int = _MOST_POINTS) -> list[tuple[float, float]]:
-    """Thin a curve to at most `most` points that keep its envelope: lowest and highest of each stretch, the ends."""
-    if len(points) <= most:
+def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Thin a curve to `_MOST_POINTS` at most that keep its envelope: lowest and highest of each stretch, the ends."""
+    if len(points) <= _MOST_POINTS:
         return list(points)
-    stretch = math.ceil(2 * len(points) / (most - 2))
+    stretch = math.ceil(2 * len(points) / (_MOST_POINTS - 2))
     kept = {0, len(points) - 1}
     for start in range(0, len(points), stretch):
         places = range(start, min(start + stretch, len(points)))
@@ -199,7 +201,8 @@ def steps_axis(
         logarithmic = bool(steps) and max(steps) > 8 * min(steps)
     if logarithmic:
         log_axis(axis, "x", base=2)
-    axis.xaxis.set_major_locator(FixedLocator(spaced(steps, first, 0.2 / width, logarithmic=logarithmic)))
+    least = 0.2 / width  # a label has 0.2 inches
+    axis.xaxis.set_major_locator(FixedLocator(spaced(steps, first, least, logarithmic=logarithmic)))
     axis.set_xlabel("steps run (depth)")
 
 
@@ -266,8 +269,7 @@ def svg(figure: Figure, prefix: str, label: str) -> str:
             # Matplotlib's style sheet would apply to the whole page, whose own has the same rule for figures.
             if _local(child.tag) in ("metadata", "style"):
                 parent.remove(child)
-    used = {m for e in root.iter() for v in e.attrib.values() for m in re.findall(r"^#(.+)$|url\(#(.+?)\)", v)}
-    used = {name for pair in used for name in pair if name}
+    used = {m for e in root.iter() for v in e.attrib.values() for m in re.findall(r"(?:^|url\()#([^)]+)", v)}
     for element in root.iter():
         element.tag, old = _local(element.tag), dict(element.attrib)
         element.attrib.clear()

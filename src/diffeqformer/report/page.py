@@ -159,8 +159,8 @@ def write(folder: Path, name: str, title: str, findings: Sequence[str], **shown:
     for one in shown.get("figures", ()):
         contents |= {f"{one.name}.{kind}": save(one.figure, kind) for kind in ("png", "svg")}
     contents["index.html"] = text.encode()
-    write_outputs(Path(folder), contents, "analysis file")
-    return Path(folder) / "index.html"
+    write_outputs(folder, contents, "analysis file")
+    return folder / "index.html"
 
 
 def render(
@@ -202,6 +202,7 @@ def from_template(template: str, *, scripts: Sequence[str] = (), **values: Any) 
     **Arguments:** `scripts`, files of this package that are joined into the page's one script.
     """
     folder = resources("diffeqformer.report") / "templates"
+    # The scripts' colours are those of the figures, which are made here.
     stops = f'"use strict";\nconst [RISING, BOTH] = {json.dumps((RISING, BOTH))};\n'
     script = stops + "".join((folder / name).read_text(encoding="utf-8") for name in scripts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -80,7 +80,7 @@ def factor(value: float) -> str:
 
 def probability(value: float) -> str:
     """Format a probability: `0.75`, `0.0049`: two decimals or, if it is small, two significant digits."""
-    return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"
+    return f"{value:.2f}" if value >= 0.095 else f"{value:#.2g}"  # below, two decimals are one significant digit
 
 
 def unbroken(text: str) -> str:
@@ -95,7 +95,7 @@ def nats(value: object) -> str:
 
 def gap(worse: float, better: float) -> str:
     """Format by how much two losses differ that are not written alike, which may still be less than is written."""
-    return nats(worse - better) if worse - better >= 0.0005 else "less than 0.001"
+    return nats(worse - better) if worse - better >= 0.0005 else "less than 0.001"  # else `nats` writes 0.000
 
 
 def perplexity(value: object) -> str:
@@ -140,7 +140,7 @@ def duration(seconds: object) -> str:
     """Format a duration: `48.2 s`, `3 min 12 s`, `2 h 05 min`."""
     if not finite(seconds):
         return number(seconds)
-    if seconds < 59.95:
+    if seconds < 59.95:  # more would be written as 60.0 s
         return f"{seconds:.1f}\u00a0s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -174,6 +174,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
         compute_dtype: str = "float32", tolerance: dict | None = None,
         initializer_range: float = 0.02, use_cache: bool = True, tie_word_embeddings: bool = True, **kwargs,
     ):  # fmt: skip
+        # All arguments are settings. `weights` is set before `steps`, whose check reads it.
         for name, value in {**locals()}.items():
             if name not in ("self", "kwargs", "__class__", "tie_word_embeddings"):
                 setattr(self, name, value)
@@ -235,6 +236,7 @@ class DiffEqFormerConfig(PreTrainedConfig):
 
     def times(self, nodes):
         """The times of all nodes of all steps, in the order of depth, float64."""
+        # In float32 the fastest time features, sin(1000 t), would be off by 1e-4.
         return torch.tensor(
             [start + node * (end - start) for start, end in pairwise(self.grid()) for node in nodes],
             dtype=torch.float64, device="cpu",
