@@ -553,6 +553,16 @@ def test_hold_out_holds_more_than_a_few_short_documents():
         assert hold_out(np.array([40, 70_000]), 0.05, seed).tolist() == [True, False]  # else 40 bytes are left
 
 
+def test_a_validation_part_of_a_few_bytes_is_told(tmp_path, files_config, progress):
+    (tmp_path / "a.txt").write_text("one\ntwo\n" * 5000)
+    (tmp_path / "b.txt").write_text("three\nfour\n")
+    _, validation = open_corpus(files_config(tmp_path / "*.txt"), progress).split()
+    assert documents(validation) == ["three\nfour\n"]
+    assert [line[:54] for line in progress.lines] == ["The validation part has 11 of 40,011 bytes only: the o"]
+    open_corpus(files_config(), progress).split()
+    assert len(progress.lines) == 1
+
+
 def test_a_byte_order_mark_alone_is_no_document(tmp_path, files_config, progress):
     (tmp_path / "a.txt").write_text("one\ntwo\n" * 50)
     (tmp_path / "b.txt").write_bytes(b"\xef\xbb\xbf")

@@ -191,6 +191,13 @@ def _split_files(
     held = [hold_out(own, config.validation_fraction, config.split_seed) for own in train_sizes]
     if not any(own.any() for own in held):
         raise BadInput("each source of data.train is a single document, which is not split; give data.validation.")
+    total = sum(int(own.sum()) for own in train_sizes)
+    out = sum(int(own[drawn].sum()) for own, drawn in zip(train_sizes, held, strict=True))
+    if out < config.validation_fraction * total / 2:
+        progress.say(
+            f"The validation part has {out:,} of {total:,} bytes only: the other documents are too long to be held "
+            "out, or the only ones of their source; data.validation names files for it."
+        )
     return part(train, train_sizes, [~own for own in held]), part(train, train_sizes, held)
 
 
