@@ -46,6 +46,10 @@ REFUSED = {
     "no steps": "but must be a whole number of at least 1.",
     "edges": "a grid has 2 steps and 2 edges, but must have an edge more than steps.",
     "edges back": "the times between steps are [0.0, 2.0, 1.0], but must rise from 0 to 1.",
+    "an edge": "edges are 0.5, but must be times on one axis, such as (0, 0.3, 1).",
+    "word for edges": "edges are '012', but must be times on one axis, such as (0, 0.3, 1).",
+    "name of a scheme": "scheme is 'strang', but must be a scheme, such as SCHEMES['strang'].",
+    "no steps to solve": "steps is 0, but must be a whole number of at least 1.",
     "most steps": "steps is 20000, but must be at most 16384.",
     "bool steps": "steps is True, but must be a whole number of at least 1.",
     "threshold": "the threshold of early exit is nan, but must be a number, and not negative.",
@@ -130,7 +134,7 @@ def test_it_is_refused_by_name(said, thing):
 SAME = (
     "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
     "trained edges", "flow of a list", "listed mask", "sum of lengths", "whole", "known threshold",
-    "lists of the loss", "narrow ids", "counted edges",
+    "lists of the loss", "narrow ids", "counted edges", "number for a grid",
 )  # fmt: skip
 """What is taken as what it stands for."""
 
@@ -186,6 +190,8 @@ def _say() -> dict[str, str]:
     from diffeqformer.data.loader import EvaluationBatches
     from diffeqformer.data.tokenizer import train_tokenizer
     from diffeqformer.ode.schemes.splitting import LieTrotter
+    from diffeqformer.ode.solve import solve
+    from diffeqformer.ode.solvers import SchemeSolver
     from diffeqformer.training.optimizer import optimizer
     from tests.models import KINDS, TINY, model_of, tokens
 
@@ -245,6 +251,13 @@ def _say() -> dict[str, str]:
     refused("no steps", lambda: at_depths(model, [batch], np.array([0])))
     refused("edges", lambda: Grid(2, (0.0, 1.0)))
     refused("edges back", lambda: model(ids, steps=Grid(2, [0.0, 2.0, 1.0])))
+    refused("an edge", lambda: Grid(2, 0.5))
+    refused("word for edges", lambda: Grid(2, "012"))
+    refused("name of a scheme", lambda: SchemeSolver("strang"))
+    solve_in = lambda grid: solve(model.field, model.scheme, three, model.embed(ids), grid=grid, horizon=1.0).state
+    three = model.weights.table(Grid(3))
+    refused("no steps to solve", lambda: solve_in(0))
+    same("number for a grid", *map(solve_in, (Grid(3), 3, np.int64(3))))
     refused("most steps", lambda: Grid(20_000))
     refused("bool steps", lambda: Grid(True))
     refused("threshold", lambda: model(ids, steps=EarlyExit(4, float("nan"))))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.config import LayerDropConfig, RecursiveConfig, ReversibleConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.model.loss import loss_of_depths, loss_sum, next_token_loss
 from diffeqformer.ode.schemes import LieTrotter, Residual
 from tests.cases import slow
@@ -140,6 +141,11 @@ def test_where_no_target_counts_the_loss_and_its_gradient_are_zero():
     mask = jnp.zeros((ids.shape[0], ids.shape[1] - 1), bool)
     loss, gradient = eqx.filter_jit(eqx.filter_value_and_grad(next_token_loss))(model, ids, mask)
     assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(gradient))
+
+
+def test_a_loss_of_no_depth_is_refused():
+    with pytest.raises(BadInput, match="depths is empty, but must have at least one number of steps"):
+        loss_of_depths(model_of(TINY), tokens(positions=13), depths=())
 
 
 def test_each_depth_has_a_probe_of_its_own():

@@ -235,6 +235,8 @@ def test_a_field_of_other_sizes_than_the_config_is_refused():
     field = dataclasses.replace(TINY.field.build(TINY), heads=4, kv_heads=4, head_width=4)
     with pytest.raises(BadInput, match="the field's heads is 4, but must be that of the config, which is 2"):
         build(TINY, jax.random.key(0), field=field)
+    with pytest.raises(BadInput, match="the field's heads is 2, but must be that of the config, which is 4"):
+        model_of(TINY).replace(config=dataclasses.replace(TINY, heads=4))
 
 
 @pytest.mark.parametrize("array", [np.ones(8, np.float32), jnp.ones(8)])

@@ -12,7 +12,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.grid import Grid
 from tests.cases import slow
-from tests.models import KINDS, TINY, model_of, solved, states, tokens
+from tests.models import KINDS, TINY, model_of, of_dtype, solved, states, tokens
 from tests.tolerances import STATES
 
 
@@ -24,6 +24,23 @@ def test_without_a_threshold_to_speak_of_nothing_changes(name):
     whole, found = solved(model, ids), solved(model, ids, EarlyExit(3, 1e-12))
     np.testing.assert_allclose(found.state, whole.state, atol=STATES)
     assert [float(x) for x in found.evaluations] == [float(x) for x in whole.evaluations]
+
+
+def test_with_a_key_it_drops_what_the_whole_solve_drops():
+    """It dropped entries of the embedding alone."""
+    dropout = dataclasses.replace(TINY.dropout, embedding=0.1, attention=0.1, residual=0.5)
+    model, key = model_of(dataclasses.replace(TINY, dropout=dropout)), jax.random.key(1)
+    both = jax.jit(lambda model: [model.integrate(tokens(), steps=n, key=key).state for n in (3, EarlyExit(3, 1e-12))])
+    whole, found = both(model)
+    np.testing.assert_allclose(found, whole, atol=STATES)
+
+
+def test_unequal_steps_of_a_bfloat16_model_promote_nothing():
+    model, edges = of_dtype(model_of(TINY), jnp.bfloat16), (0.0, 0.2, 0.5, 1.0)
+    whole, found = (solved(model, tokens(), steps).state for steps in (edges, EarlyExit(edges, 1e-12)))
+    assert found.dtype == jnp.bfloat16
+    close = 8 * float(jnp.finfo(jnp.bfloat16).eps) * float(jnp.abs(whole).max())  # some roundings of the largest state
+    np.testing.assert_allclose(found.astype(jnp.float32), whole.astype(jnp.float32), rtol=0, atol=close)
 
 
 @jax.jit

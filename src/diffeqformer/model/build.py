@@ -15,7 +15,7 @@ from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import Embedding
 from diffeqformer.nn.keys import require_key
 from diffeqformer.nn.linear import Norm, NormShape, normal, ones, zeros
-from diffeqformer.ode.field import Field, TransformerField
+from diffeqformer.ode.field import Field
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES, Reversible, Scheme
 from diffeqformer.ode.weights import WeightSource
@@ -54,7 +54,6 @@ def build(
     tied = gpt if config.tied is None else config.tied
     vectors = lambda key, number: config.init_std * normal(key, (number, width))
     own_field: Field = field or config.field.build(config)
-    require_sizes(own_field, config)
     own_scheme: Scheme = scheme or config.scheme.build()
     if config.gradient == GradientConfig("reversible") and not isinstance(own_scheme, Reversible):
         raise BadInput(
@@ -104,17 +103,6 @@ def require_part(name: str, part: Any, kind: type) -> None:
             "programs: hold tuples of numbers in place of arrays; what is to be trained belongs to the weights, which "
             "a field names in `shapes`."
         ) from None
-
-
-def require_sizes(field: Field, config: ModelConfig) -> None:
-    """Check that a field with attention of several heads has the config's sizes, by which analyses tell heads apart.
-
-    **Raises:** `BadInput` for another size.
-    """
-    sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width")}
-    for name, size in (sizes | {"hidden": config.hidden_width}).items():
-        if isinstance(field, TransformerField) and (own := getattr(field, name)) != size:
-            raise BadInput(f"the field's {name} is {own}, but must be that of the config, which is {size}.")
 
 
 def own_section(part: Any, before: Any) -> OwnConfig | SchemeConfig:

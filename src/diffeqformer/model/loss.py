@@ -184,8 +184,10 @@ def loss_of_depths(
     number of positions to divide by (those counted, if not given): that of the whole batch, where `ids` is part of one;
     the others as for `loss_sum`.
 
-    **Raises:** `BadInput` as `loss_sum`.
+    **Raises:** `BadInput` as `loss_sum`, or for no depth at all.
     """
+    if not len(depths):
+        raise BadInput("depths is empty, but must have at least one number of steps.")
     (ids, counted), taught = _counted(model, ids, mask), None
     if teacher is not None and distill:
         taught = Teacher(teacher, jax.lax.stop_gradient(teacher.hidden(ids[:, :-1])))

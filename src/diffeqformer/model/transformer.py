@@ -22,20 +22,14 @@ from diffeqformer.nn.linear import Norm, as_bits, normalise, products, unit_rms
 from diffeqformer.ode.adaptive import solve_adaptively
 from diffeqformer.ode.adjoints import Adjoint, Checkpointed, Reconstructing
 from diffeqformer.ode.early_exit import EarlyExit, solve_until_settled
-from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window
+from diffeqformer.ode.field import BlockWeights, Field, TransformerField, Window, require_sizes
 from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.lora import merge, without_adapters
 from diffeqformer.ode.schemes import Residual, Reversible, Scheme
 from diffeqformer.ode.solve import Observer, Solution, States, solve
-from diffeqformer.ode.weights import (
-    AdaptableWeights,
-    LayerDropWeights,
-    LayerWeights,
-    SharedWeights,
-    WeightSource,
-    populated,
-)
+from diffeqformer.ode.weights import AdaptableWeights, LayerDropWeights, LayerWeights, SharedWeights, populated
 from diffeqformer.ode.weights.modulated import norm_of_length
+from diffeqformer.ode.weights.source import WeightSource
 from diffeqformer.sharding import BATCH, constrain
 
 
@@ -59,6 +53,9 @@ class Transformer(eqx.Module):
     """Changes of the final norm with the length of steps; `None` if it is the same at any number of steps."""
     probe: Float[Array, "*depth"] | None = None
     """A zero whose derivative is the relative error of the states, where these are reconstructed (`Reconstructing`)."""
+
+    def __check_init__(self) -> None:
+        require_sizes(self.field, self.config)
 
     def __call__(
         self,
@@ -176,7 +173,10 @@ class Transformer(eqx.Module):
         return same and type(self.scheme) is Residual and self.config.early_exits
 
     def replace(self, **changes: Any) -> "Transformer":
-        """Return the model with the named parts replaced."""
+        """Return the model with the named parts replaced.
+
+        **Raises:** `BadInput` if field and config have other sizes than each other.
+        """
         return dataclasses.replace(self, **changes)
 
     def exact(self) -> "Transformer":
@@ -334,7 +334,7 @@ class Transformer(eqx.Module):
                 )
             return solve_until_settled(
                 field, self.scheme, table, x, grid=grid, threshold=steps.threshold, horizon=config.interval,
-                normalise=partial(self.normalise, steps=steps), precision=self._compute_dtype,
+                normalise=partial(self.normalise, steps=steps), precision=self._compute_dtype, key=key,
             )  # fmt: skip
         return solve(
             field, self.scheme, table, x, grid=grid, horizon=config.interval, precision=self._compute_dtype,

@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Key
 
 from diffeqformer.errors import BadInput
 from diffeqformer.nn.linear import wide
@@ -68,7 +68,8 @@ class _Settling:
         # As a slope, so that one formula moves all tokens, settled ones by the slope that they keep; 1 avoids 0 / 0.
         found = (self.base.advance(field, x, dt) - x) / jnp.where(moves, dt, 1)
         slope = jnp.where(settled | ~moves, slope, found)
-        x, left = x + dt * slope, left - dt
+        # `dt` of unequal steps has the precision of the state, which may be lower than that of the time that is left.
+        x, left = x + dt * slope, left - jnp.asarray(dt, left.dtype)
         end = jnp.where(settled, before, x + left.astype(x.dtype) * slope)
         moved = (self.normalise(end) - self.normalise(before)).astype(wide(x.dtype))
         moved = jnp.sqrt(jnp.square(moved).mean(-1, keepdims=True))
@@ -91,6 +92,7 @@ def solve_until_settled(
     horizon: float,
     normalise: Callable[[Array], Array],
     precision: DTypeLike,
+    key: Key[Array, ""] | None = None,
 ) -> Solution:
     """Integrate as `solve` does, but each token only until its prediction has settled.
 
@@ -100,8 +102,8 @@ def solve_until_settled(
     evaluating the field, while other tokens still attend to it. The solve ends when all tokens have settled. As without
     early exit, a token's state depends only on itself and the tokens before it, bit for bit.
 
-    **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon`, `precision` as for `solve`; `threshold` as for
-    `EarlyExit`; `normalise`, the final norm.
+    **Arguments:** `field`, `scheme`, `table`, `x`, `grid`, `horizon`, `precision`, `key` as for `solve`; `threshold` as
+    for `EarlyExit`; `normalise`, the final norm.
 
     **Returns:** a `Solution` whose `evaluations` are means over all tokens; its `carry.taken` is each token's number of
     steps.
@@ -115,13 +117,12 @@ def solve_until_settled(
     if known is not None and not (known.ndim == 0 and jnp.issubdtype(known.dtype, jnp.number) and known >= 0):
         raise BadInput(f"the threshold of early exit is {shown(threshold)}, but must be a number, and not negative.")
     if not isinstance(scheme, OneStep):
-        name = type(scheme).__name__
         raise BadInput(
-            f"early exit needs a scheme that carries the state alone, such as euler, but {name} carries more."
+            f"early exit needs a scheme that carries the state alone, such as euler, but {type(scheme).__name__} "
+            "carries more."
         )
-    own = scheme.nodes, scheme.order, scheme.evaluations
-    settling = _Settling(*own, scheme, threshold, horizon, normalise)
+    settling = _Settling(scheme.nodes, scheme.order, scheme.evaluations, scheme, threshold, horizon, normalise)
     ended = lambda carry: carry.settled.all()
-    found = solve(field, settling, table, x, grid=grid, horizon=horizon, precision=precision, until=ended)
+    found = solve(field, settling, table, x, grid=grid, horizon=horizon, precision=precision, until=ended, key=key)
     taken = found.carry.taken.astype(jnp.float32).mean()
     return Solution(found.state, scheme.evaluations.times(taken), carry=found.carry)

@@ -12,6 +12,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, Key
 
 from diffeqformer.config import GPTConfig, LlamaConfig, ModelConfig, RotaryScalingConfig
+from diffeqformer.errors import BadInput
 from diffeqformer.nn.attention import AttentionWeights, Slot, attend, attention_weights, split_heads
 from diffeqformer.nn.dropout import dropout
 from diffeqformer.nn.feed_forward import FeedForwardWeights
@@ -232,6 +233,19 @@ class TransformerField:
     def _normalise(self, norm: Norm, x: Float[Array, "batch position width"]) -> Float[Array, "batch position width"]:
         # The shift does not tell: RMSNorms have one too with `norm_shift`.
         return normalise(norm, x, self.norm_epsilon, centred=not self.gated)
+
+
+def require_sizes(field: Field, config: ModelConfig) -> None:
+    """Check that a field with attention of several heads has the config's sizes, by which analyses tell heads apart.
+
+    **Raises:** `BadInput` for another size.
+    """
+    if not isinstance(field, TransformerField):
+        return
+    sizes = {name: getattr(config, name) for name in ("width", "heads", "kv_heads", "head_width")}
+    for name, size in (sizes | {"hidden": config.hidden_width}).items():
+        if (own := getattr(field, name)) != size:
+            raise BadInput(f"the field's {name} is {own}, but must be that of the config, which is {size}.")
 
 
 def _split(key: Key[Array, ""] | None, number: int) -> Sequence[Key[Array, ""] | None]:

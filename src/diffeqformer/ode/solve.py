@@ -22,9 +22,9 @@ from diffeqformer.nn.attention import KeyValueCache, Slot
 from diffeqformer.nn.linear import as_bits
 from diffeqformer.ode.adjoints import Adjoint, Flow, OwnBackwardPass, Plain, without_derivative
 from diffeqformer.ode.field import Block, BlockWeights, Field, Window
-from diffeqformer.ode.grid import Grid
+from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.ode.schemes import Evaluations, Length, Scheme, SplitField
-from diffeqformer.ode.weights.source import repeated, serves_all
+from diffeqformer.ode.weights.source import repeated
 
 
 class Solution(NamedTuple):
@@ -99,7 +99,7 @@ def solve(
     table: BlockWeights,
     x: Float[Array, "batch position width"],
     *,
-    grid: Grid,
+    grid: Steps,
     horizon: float,
     precision: DTypeLike | None = None,
     adjoint: Adjoint | None = None,
@@ -112,17 +112,18 @@ def solve(
     """Integrate `dx/dt = F(t, x)` over all steps of `grid`, where a fraction f of depth takes the time `horizon f`.
 
     **Arguments:** `field`, `scheme`; `table`, block weights on two leading axes (step, node), either of length 1 if the
-    same weights serve all; `x`, the state at depth 0; `precision`, to which weights are cast (if given; weights that
-    serve all steps are cast within each step, so that their gradient is summed over steps in their own precision);
-    `adjoint`, what the backward pass keeps (all activations if not given); `observer` of every step; `until`, a
-    function of the scheme's carry that says whether to end before the last step (such a solve has no gradient and no
-    observer); `key` for dropout, `None` outside training: one mask for each node of each step; `cache` and `window` for
-    incremental decoding, with cache leaves of shape (step, evaluation, ...).
+    same weights serve all; `x`, the state at depth 0; `grid`, or what specifies one; `precision`, to which weights are
+    cast (if given; weights that serve all steps are cast within each step, so that their gradient is summed over steps
+    in their own precision); `adjoint`, what the backward pass keeps (all activations if not given); `observer` of every
+    step; `until`, a function of the scheme's carry that says whether to end before the last step (such a solve has no
+    gradient and no observer); `key` for dropout, `None` outside training: one mask for each node of each step; `cache`
+    and `window` for incremental decoding, with cache leaves of shape (step, evaluation, ...).
 
     **Returns:** a `Solution`.
 
     **Raises:** `BadInput` if a step evaluates attention more often than `cache` has slots for it.
     """
+    grid = Grid.of(grid)
     program = _Program(field, scheme, grid, horizon, precision, adjoint, observer, until)
     arrays = {"table": table, "x": x, "key": key, "cache": cache, "window": window}
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves((arrays, grid.given))):
@@ -182,9 +183,10 @@ def _solve(
     # Equal steps have one length, a Python number: a constant of the program, not an array to scan over.
     lengths = None if grid.equal else jnp.asarray(horizon * grid.lengths, scheme.state(carry).dtype)
     dt = lambda own: horizon / steps if own is None else own
+    # For each node of each step, one key for attention and one for feed-forward.
     keys = None if key is None else jax.random.split(key, (steps, max(map(len, scheme.nodes)), 2))
     evaluations = scheme.evaluations.times(steps)
-    constant = serves_all(table)
+    constant = all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(table))
     # If cast before the loop, shared weights would have their gradients summed over steps in bfloat16.
     in_each_step = constant and cache is None and until is None
     cast = lambda tree: tree if precision is None else jax.tree.map(lambda leaf: leaf.astype(precision), tree)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
+from diffeqformer.errors import BadInput
 from diffeqformer.ode.schemes import Length, OneStep, Scheme, SplitField
+from diffeqformer.plain import shown
 
 
 class SchemeSolver(diffrax.AbstractSolver):
@@ -21,12 +23,18 @@ class SchemeSolver(diffrax.AbstractSolver):
 
     The halves need not be those of a transformer: a splitting scheme steps the first as `attention` and the second as
     `feed_forward`.
+
+    **Raises:** `BadInput` for anything but a scheme, such as the name of one.
     """
 
     scheme: Scheme = eqx.field(static=True)
 
     term_structure: ClassVar = diffrax.MultiTerm[tuple[diffrax.AbstractTerm, diffrax.AbstractTerm]]
     interpolation_cls: ClassVar[Callable] = diffrax.LocalLinearInterpolation
+
+    def __check_init__(self) -> None:
+        if not isinstance(self.scheme, Scheme):
+            raise BadInput(f"scheme is {shown(self.scheme)}, but must be a scheme, such as SCHEMES['strang'].")
 
     def order(self, terms: PyTree) -> int:
         """Return the scheme's order of convergence."""

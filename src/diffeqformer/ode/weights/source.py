@@ -64,11 +64,6 @@ def unstack(rows: PyTree, steps: int, nodes: int) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.reshape(steps, nodes, *leaf.shape[1:]), rows)
 
 
-def serves_all(table: BlockWeights) -> bool:
-    """Whether one row of a (step, node) table serves all steps, in every leaf."""
-    return all(leaf.shape[0] == 1 for leaf in jax.tree.leaves(table))
-
-
 def repeated(rows: PyTree, steps: int, nodes: int | None = None) -> PyTree:
     """Repeat leaves along (step, node) axes of length 1; if no `nodes` are given, that axis is left as it is."""
     axes = lambda leaf: (steps, leaf.shape[1] if nodes is None else nodes, *leaf.shape[2:])
