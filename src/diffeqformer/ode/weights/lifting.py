@@ -61,7 +61,7 @@ def fit_knots(
     `section`, with K set; `moments`, as `second_moments` gives them, which weight the least squares of fewer knots: for
     each matrix, `sum_l |X_l (W_l - sum_k B_k(t_l) K_k)|^2` is minimised, with the inputs `X_l` of layer l.
     """
-    dtype = wide(rows.attention.norm.scale.dtype)
+    dtype, widened = wide(rows.attention.norm.scale.dtype), _widened(rows)
     basis = partial(cardinal_basis, basis=section.basis, place=section.place, dtype=dtype)
     layers, knots = len(times), section.knots or len(times)
     system = np.asarray(basis(times, knots), np.float64)
@@ -71,9 +71,9 @@ def fit_knots(
         # The layers serve as knots, evaluated at the places of the new ones.
         matrix = np.asarray(basis((np.arange(knots) + PLACES[section.place]) / knots, layers), np.float64)
     condition = float(np.linalg.cond(system if knots <= layers else matrix))
-    fitted = rows if knots == layers else _sums(jnp.asarray(matrix, dtype), rows)
+    fitted = rows if knots == layers else _sums(jnp.asarray(matrix, dtype), widened)
     if moments is not None and knots < layers:
-        fitted = _weighted(jnp.asarray(system, dtype), rows, fitted, list(moments))
+        fitted = _weighted(jnp.asarray(system, dtype), widened, fitted, list(moments))
     return Fit(KnotWeights(fitted, section.basis, section.place), condition)
 
 
@@ -92,8 +92,13 @@ def fit_time(
     dtype = wide(rows.attention.norm.scale.dtype)
     networks, hidden = _drawn(shapes, section, grid, node, dtype, key)
     hidden = [np.asarray(h, np.float64) for h in hidden]
-    weights = _solved(rows, networks, [jnp.asarray(np.linalg.pinv(h), dtype) for h in hidden])
+    weights = _solved(_widened(rows), networks, [jnp.asarray(np.linalg.pinv(h), dtype) for h in hidden])
     return Fit(TimeWeights(weights, None, section), max(float(np.linalg.cond(h)) for h in hidden))
+
+
+def _widened(rows: BlockWeights) -> BlockWeights:
+    """Return rows in float32 or better, in which sums of them are taken and kept."""
+    return jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), rows)
 
 
 @jax.jit
@@ -158,6 +163,7 @@ def _drawn(
     return networks, [network(features) for network in networks]
 
 
+# As one program, here and above: compiled one by one, a block's matrices take three times as long.
 @jax.jit
 def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Array]) -> Block[TimeLinear, TimeNorm]:
     """Solve for P, C, B, G and S of each map and norm; `inverses` are those of each one's H, shape (d_emb, time)."""
