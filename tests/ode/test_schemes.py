@@ -242,6 +242,17 @@ def test_what_cannot_be_made_reversible_is_refused_from_python_too(base, couplin
         Reversible(SCHEMES[base], coupling)
 
 
+def test_a_reversible_step_of_ones_own_needs_a_way_back_of_its_own():
+    """Without one its gradients were those of another step, and nothing said so."""
+    step = lambda self, field, carry, dt: carry
+    with pytest.raises(BadInput, match="Halted has a step of its own, but the pull_back of Reversible"):
+        type("Halted", (Reversible,), {"step": step})
+    both = type("Both", (Reversible,), {"step": step, "pull_back": lambda self, *given: given})
+    with pytest.raises(BadInput, match="Again has a step of its own, but the pull_back of Both"):
+        type("Again", (both,), {"step": step})
+    assert type("Named", (Reversible,), {}).pull_back is Reversible.pull_back
+
+
 def test_steps_that_are_asked_for_are_fixed_whatever_the_tolerance():
     config = dataclasses.replace(SMOOTH, scheme="heun", tolerance=ToleranceConfig(1e-4, 1e-4))
     fixed = dataclasses.replace(SMOOTH, scheme="heun")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +33,21 @@ class Reversible:
     lambda^(-steps) on the way back.
 
     **Raises:** `BadInput` for a base that carries more than the state or has no step back (`Residual`, whose steps have
-    no length), or a coupling out of range.
+    no length), a coupling out of range, or a subclass with a `step` of its own and no `pull_back` to undo it.
     """
 
     base: OneStep
     coupling: float
     """lambda, in (0, 1]: the fraction of the two states' difference that is left after one unit of integration time."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        definer = lambda name: next(one for one in cls.__mro__ if name in vars(one))
+        if not issubclass(back := definer("pull_back"), definer("step")):
+            raise BadInput(
+                f"{cls.__name__} has a step of its own, but the pull_back of {back.__name__}, which undoes another "
+                "step, so that gradients would be wrong; define `pull_back`, too."
+            )
 
     def __post_init__(self) -> None:
         if not isinstance(self.base, OneStep) or isinstance(self.base, Residual):
