@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diffeqformer.nn.linear import Linear, Norm, normalise, products
+from diffeqformer.nn.linear import AdaptedLinear, Adapter, Linear, Norm, normalise, products
 
 X = 3.0 + np.random.default_rng(0).normal(size=(2, 5, 16))
 SCALE, SHIFT = np.random.default_rng(1).normal(size=(2, 16))
@@ -86,3 +86,10 @@ def test_no_narrow_product_is_multiplied_in_float32():
     program = jax.jit(jax.grad(loss_of_products, (0, 1))).trace(x, rows).lower(lowering_platforms=("cuda",)).as_text()
     factors = re.findall(r"dot_general.*?: \((tensor<\S+>), (tensor<\S+>)\)", program)
     assert len(factors) == 2 and all(factor.endswith("xbf16>") for pair in factors for factor in pair)
+
+
+def test_an_adapter_is_merged_in_float32_whatever_the_device():
+    """GPUs would multiply in TensorFloat-32, with 10 bits."""
+    adapted = AdaptedLinear(Linear(jnp.ones((4, 6)), None), Adapter(jnp.ones((4, 2)), jnp.ones((2, 6)), 0.5, 0.0))
+    np.testing.assert_array_equal(adapted.weight, jnp.full((4, 6), 2.0))
+    assert "HIGHEST" in str(jax.make_jaxpr(lambda adapted: adapted.weight)(adapted))

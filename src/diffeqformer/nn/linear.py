@@ -79,7 +79,9 @@ class AdaptedLinear(eqx.Module):
     @property
     def weight(self) -> Float[Array, "*layers inputs outputs"]:
         """The matrix with the adapter merged into it."""
-        return self.base.weight + self.adapter.scale * (self.adapter.a @ self.adapter.b)
+        # Not in TensorFloat-32, the default on GPUs: what is merged is kept and exported.
+        change = jnp.matmul(self.adapter.a, self.adapter.b, precision="highest")
+        return self.base.weight + self.adapter.scale * change
 
     @property
     def bias(self) -> Float[Array, "*layers outputs"] | None:
