@@ -188,9 +188,9 @@ def with_shardings(tree: PyTree) -> PyTree:
 
 def bytes_on_each(tree: PyTree, mesh: AnyMesh) -> int:
     """Return the bytes of a tree of weights, or of arrays with their paths, on one device of a mesh; shapes suffice."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    parts = (math.prod(_parts(axis, mesh) for axis in layout(path, x.shape, mesh)) for path, x in leaves)
-    return sum(x.size * x.dtype.itemsize // number for (_, x), number in zip(leaves, parts, strict=True))
+    parts = lambda path, x: math.prod(_parts(axis, mesh) for axis in layout(path, x.shape, mesh))
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return sum(x.size * x.dtype.itemsize // parts(path, x) for path, x in leaves)
 
 
 def batch_parts() -> int:

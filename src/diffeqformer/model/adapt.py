@@ -69,6 +69,7 @@ def adapted_config(
         if modulation:
             modulation = dataclasses.replace(modulation, knots=modulation.knots or config.steps)
         same = dataclasses.replace(config, weights=own, modulation=modulation)
+        # At its own number of steps, `with_steps` would drop the edges of unequal ones.
         return same if steps == config.steps else with_steps(same, steps)
     populated = eqx.filter_eval_shape(lambda model: model.merge().populate(steps), abstract(config))
     section = dataclasses.replace(populated.config.weights, lora=lora)
@@ -85,8 +86,7 @@ def _freed_config(config: ModelConfig, steps: int, lora: LoRAConfig | None, leve
     if config.first_step is not None or config.edges or config.tolerance:
         raise BadInput("method 'levels' makes tables of equal steps, but this model has steps of its own.")
     section = LevelsConfig(LevelsConfig(levels).of(steps), lora)
-    same = dataclasses.replace(config, weights=section, modulation=None, spacing="equal")
-    return same if steps == config.steps else with_steps(same, steps)
+    return with_steps(dataclasses.replace(config, weights=section, modulation=None, spacing="equal"), steps)
 
 
 def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Transformer:

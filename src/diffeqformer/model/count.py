@@ -117,6 +117,7 @@ def vanilla_twin(config: ModelConfig) -> ModelConfig:
     """
     config = validate_model(config)
     own = config.field
+    # What the authors' Llama has, and a vanilla one has not.
     usual = {"nested_norm": False, "norm_shift": False, "final_norm_epsilon": None}
     return dataclasses.replace(
         config,

@@ -96,6 +96,7 @@ def lift(
         validate_model(replace(config, weights=section))
         fit = fit_knots(layers, np.asarray(grid.times((node,))), section, moments)
     else:
+        # With d_emb = L, H is so near to singular that float32 loses the rows (the table in docs/lift.md).
         d_emb = 2 * grid.steps if d_emb is None else d_emb
         if d_emb < grid.steps:
             raise BadInput(

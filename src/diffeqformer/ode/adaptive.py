@@ -81,7 +81,7 @@ def solve_adaptively(
     **Returns:** a `Solution`, whose `kept` states are interpolated.
     """
     solver = adaptive_solver(tolerance, scheme)
-    keys = None if key is None else jax.random.split(key, 2)[None]
+    keys = None if key is None else jax.random.split(key, 2)[None]  # (node, half), as `split` takes them
 
     def slope(t: Array, x: Array, weights: WeightSource) -> Array:
         # The axis of one time serves as the axis of one node that `split` expects.

@@ -18,7 +18,7 @@ from diffeqformer.sharding import name_of_path
 def linear_maps(block: PyTree) -> dict[str, PyTree]:
     """Return the linear maps of a block or half of one (weights, adapted or not, or shapes) by name:
     `attention.output`."""
-    units = jax.tree_util.tree_flatten_with_path(block, is_leaf=_is_map)[0]
+    units = jax.tree_util.tree_leaves_with_path(block, is_leaf=_is_map)
     return {name_of_path(path): unit for path, unit in units if _is_map(unit)}
 
 

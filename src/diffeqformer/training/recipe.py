@@ -47,9 +47,8 @@ class Checked:
         batch = self.batches[k]
         ids, *masks = batch if isinstance(batch, tuple) else (batch,)
         rows, context = self.config.trainer.batch_size, self.config.model.context
-        for name, array, shape in zip(
-            ("ids", "mask"), (ids, *masks), ((rows, context + 1), (rows, context)), strict=False
-        ):
+        shapes = {"ids": (rows, context + 1), "mask": (rows, context)}
+        for (name, shape), array in zip(shapes.items(), (ids, *masks), strict=False):
             if getattr(array, "shape", None) != shape:
                 found = f"is an array of shape {array.shape}" if hasattr(array, "shape") else f"is {shown(array)}"
                 raise BadInput(f"batch {k} of your own: its {name} {found}, but must be one of shape {shape}.")

@@ -118,6 +118,7 @@ def make_update(
     only in length, folder or evaluations share one compiled program, unless `rule` is given.
     """
     t = config.trainer
+    # Of the trainer's settings, only those that the program depends on: it is found again by these.
     own = TrainerConfig(batch_size=t.batch_size, accumulation=t.accumulation, seed=t.seed, loss_block=t.loss_block)
     make = _program if rule is None else _program.__wrapped__  # as in `initial_state`
     program = make(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)

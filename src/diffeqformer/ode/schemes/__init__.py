@@ -1,7 +1,6 @@
 """Schemes by name: methods for one step in depth."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import TypeVar
 
 import diffrax
@@ -23,6 +22,7 @@ from diffeqformer.ode.schemes.runge_kutta import (
 )
 from diffeqformer.ode.schemes.scheme import Evaluations, Half, Length, OneStep, Scheme, SplitField
 from diffeqformer.ode.schemes.splitting import LieTrotter, Macaron, Residual, Strang
+from diffeqformer.plain import nearest
 
 S = TypeVar("S", bound=Scheme)
 
@@ -73,9 +73,8 @@ def reversible_scheme(section: ReversibleConfig) -> Reversible:
 def _named(name: str, schemes: Mapping[str, S], setting: str) -> S:
     if name in schemes:
         return schemes[name]
-    near = [full] if (full := f"diffrax:{name}") in schemes else get_close_matches(name, schemes, n=1)
-    advice = f"; did you mean {near[0]!r}?" if near else "."
-    raise BadInput(f"{setting} is {name!r}, but must be one of {', '.join(schemes)}{advice}")
+    advice = nearest(full if (full := f"diffrax:{name}") in schemes else name, schemes, "")
+    raise BadInput(f"{setting} is {name!r}, but must be one of {', '.join(schemes)}{f'; {advice}' if advice else '.'}")
 
 
 __all__ = [

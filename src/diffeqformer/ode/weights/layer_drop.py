@@ -53,7 +53,7 @@ class LayerDropWeights(eqx.Module):
     @property
     def depth(self) -> int:
         """K, the number of layers."""
-        m = self.landings  # as `LayerDropConfig.rows`
+        m = self.landings  # the inverse of `LayerDropConfig.rows`
         return (number_of_rows(self.layers) + m * (m + 1) // 2) // (m + 1)
 
     @property

@@ -54,6 +54,7 @@ class LevelWeights(eqx.Module):
         level = level_below(grid.steps, self.levels)
         first = sum(other for other in self.levels if other < level)
         shares = step_means(grid.edges, level, "box")
+        # Each step lies in one layer, as for every number of steps: its row is taken, not mixed.
         if isinstance(shares, np.ndarray) and (shares.max(1) > 1 - ROUNDING).all():
             return unstack(self._rows(first + shares.argmax(1)), grid.steps, 1)
         rows = self._rows(first + np.arange(level))
