@@ -44,8 +44,8 @@ def generate(
 
     **Raises:** `BadInput` for settings out of range, an empty prompt, a text longer than the context, or no key.
     """
-    prompt, *settings = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
-    return _generate(model.populate(steps).merge(), prompt, require_key(key), *settings)
+    prompt, *_ = asked = require_sampling(model, prompt, new_tokens, temperature, top_k, top_p)
+    return _generate(model.populate(steps).merge(), prompt, require_key(key), *asked[1:])
 
 
 def require_sampling(

@@ -82,10 +82,9 @@ def lift(
             raise BadInput(f"{name} is {shown(value)}, but only the weights {read_by!r} read it.")
         if value is not None:
             whole(name, value, 1)
-    weights, original = table_of(model), model
+    layers, original = table_of(model).layers, model
     model = _as_flow(model)
-    config, node = model.config, _node_of(model)
-    grid, layers = model.grid(), weights.layers
+    config, grid, node = model.config, model.grid(), _node_of(model)
     if moments is not None and (kind != "knots" or knots is None or knots >= grid.steps):
         raise BadInput(f"a text is given, but only fewer knots than the model's {grid.steps} layers read it.")
     if kind == "knots":

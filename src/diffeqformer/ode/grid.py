@@ -192,11 +192,13 @@ class Grid:
     def __post_init__(self) -> None:
         steps, given = _number(self.steps), self.given
         object.__setattr__(self, "steps", steps)
-        if given is not None and _array(given).ndim != 1:
+        if given is None:
+            return
+        if _array(given).ndim != 1:
             raise BadInput(f"edges are {shown(given)}, but must be times on one axis, such as (0, 0.3, 1).")
-        if given is not None and len(given) != steps + 1:
+        if len(given) != steps + 1:
             raise BadInput(f"a grid has {steps} steps and {len(given)} edges, but must have an edge more than steps.")
-        if given is None or isinstance(given, Tracer):
+        if isinstance(given, Tracer):
             return
         times = tuple(np.asarray(given, np.float64).tolist())
         # The precision is known only for an array of floats; anything else counts as float64.

@@ -121,7 +121,7 @@ def solve(
 
     **Returns:** a `Solution`.
 
-    **Raises:** `BadInput` if a step evaluates attention more often than `cache` has slots for it.
+    **Raises:** `BadInput` as `Grid.of`, or if a step evaluates attention more often than `cache` has slots for it.
     """
     grid = Grid.of(grid)
     program = _Program(field, scheme, grid, horizon, precision, adjoint, observer, until)
@@ -130,6 +130,7 @@ def solve(
         return _solve(program, **arrays)
     # Outside a compiled function, JAX would compile the loop at every call, and keep each of these programs for good.
     found = _solve_compiled(program, arrays) if program.is_known else jax.jit(partial(_solve, program))(**arrays)
+    # Numbers again, which the program returned as arrays.
     return found._replace(evaluations=scheme.evaluations.times(grid.steps))
 
 

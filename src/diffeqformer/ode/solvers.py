@@ -57,6 +57,7 @@ class SchemeSolver(diffrax.AbstractSolver):
         attention, feed_forward = terms.terms
         nodes = self.scheme.nodes
         field = SplitField(halves(attention, nodes.attention), halves(feed_forward, nodes.feed_forward))
+        # Diffrax's y0 is all that a one-step scheme carries; the carry of any other holds the same state.
         carry = flat if isinstance(self.scheme, OneStep) else solver_state
         carry = self.scheme.step(field, carry, t1 - t0)
         y1 = unravel(self.scheme.state(carry))

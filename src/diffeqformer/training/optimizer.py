@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 from jax import Array
@@ -113,7 +114,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
     def scaled(updates: PyTree, params: PyTree) -> PyTree:
         # limit / 0 is infinity, and the scale then 1: no epsilon is needed.
-        scale = jax.numpy.minimum(1.0, limit / norm(updates))
+        scale = jnp.minimum(1.0, limit / norm(updates))
         return jax.tree.map(lambda gradient: gradient * scale, formed(updates))
 
     return optax.stateless(scaled)
@@ -246,8 +247,8 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
     """
 
     def init(params: PyTree) -> Guard:
-        zero = jax.numpy.zeros((), jax.numpy.int32)
-        return Guard(inner.init(params), jax.numpy.zeros((), jax.numpy.float32), zero, zero > 0)
+        zero = jnp.zeros((), jnp.int32)
+        return Guard(inner.init(params), jnp.zeros((), jnp.float32), zero, zero > 0)
 
     def update(gradients: PyTree, state: Guard, params: PyTree = None) -> tuple[PyTree, Guard]:
         length, limit = norm(gradients), factor * state.usual
@@ -255,10 +256,10 @@ def skip_spikes(inner: optax.GradientTransformation, factor: float) -> optax.Gra
         # updates without targets, is no limit: any gradient would be skipped, and the norm stay 0.
         skipped = (length > limit) & (limit > 0) & (state.updates >= WARMING)
         changes, after = inner.update(gradients, state.inner, params)
-        keep = lambda old, new: jax.tree.map(lambda a, b: jax.numpy.where(skipped, a, b), old, new)
-        share = jax.numpy.maximum(1.0 / HORIZON, 1.0 / (state.updates + 1).astype(length.dtype))
-        usual = state.usual + share * (jax.numpy.where(skipped, limit, length) - state.usual)
-        changes = jax.tree.map(lambda x: jax.numpy.where(skipped, 0.0, x), changes)
+        keep = lambda old, new: jax.tree.map(lambda a, b: jnp.where(skipped, a, b), old, new)
+        share = jnp.maximum(1.0 / HORIZON, 1.0 / (state.updates + 1).astype(length.dtype))
+        usual = state.usual + share * (jnp.where(skipped, limit, length) - state.usual)
+        changes = jax.tree.map(lambda x: jnp.where(skipped, 0.0, x), changes)
         return changes, Guard(keep(state.inner, after), usual, state.updates + 1, skipped)
 
     return optax.GradientTransformation(init, update)  # pyright: ignore[reportArgumentType]

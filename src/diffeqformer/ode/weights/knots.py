@@ -31,11 +31,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Float, Key, PyTree
 
 from diffeqformer.config import KnotsConfig
-from diffeqformer.ode.field import Block, BlockShapes, BlockWeights
+from diffeqformer.ode.field import BlockShapes, BlockWeights
 from diffeqformer.ode.grid import END_OF_STEP, Grid, Nodes, Times, rounding, widest
 from diffeqformer.ode.lora import merge, with_adapters
 from diffeqformer.ode.weights.lengths import corrected, init_corrections
-from diffeqformer.ode.weights.source import initial_rows, mixed, number_of_rows, unstack
+from diffeqformer.ode.weights.source import by_half, initial_rows, mixed, number_of_rows, unstack
 from diffeqformer.sharding import constrain_weights
 
 PLACES = {"middle": 0.5, "end": 1.0}
@@ -147,10 +147,9 @@ class KnotWeights(eqx.Module):
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Weights at all nodes of the grid, or means over its steps."""
-        merged, own = merge(self.rows), self.corrections
         means = mean_basis(grid.edges, *self._how) if self.average else None
 
-        def half(nodes: tuple[float, ...], rows: PyTree, corrections: PyTree) -> PyTree:
+        def half(rows: PyTree, corrections: PyTree, nodes: tuple[float, ...]) -> PyTree:
             shares = means if means is not None else cardinal_basis(grid.times(nodes), *self._how)
             if grid.equal or corrections is None:
                 stacked = self._mixed(corrected(rows, corrections, 1 / grid.steps), shares)
@@ -164,10 +163,7 @@ class KnotWeights(eqx.Module):
             # One step at a time: correcting for all steps at once would make as many copies of the knots as steps.
             return jax.lax.map(step, (jnp.asarray(lengths), by_step))
 
-        return Block(
-            half(nodes.attention, merged.attention, None if own is None else own.attention),
-            half(nodes.feed_forward, merged.feed_forward, None if own is None else own.feed_forward),
-        )
+        return by_half(half, nodes, merge(self.rows), self.corrections)
 
     def _by_length(self, rows: PyTree, corrections: PyTree, lengths: np.ndarray, by_step: Array) -> PyTree:
         """Build the table of steps of known lengths; rows are corrected once for each distinct length."""

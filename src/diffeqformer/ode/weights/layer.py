@@ -43,7 +43,7 @@ class LayerWeights(eqx.Module):
             rows = (self.grid or Grid(self.depth)).row_at(times, nodes)
             return jax.tree.map(lambda leaf: leaf[rows], layers)
 
-        return by_half(half, self.layers, self.nodes or END_OF_STEP)
+        return by_half(half, self.nodes or END_OF_STEP, self.layers)
 
     def table(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> BlockWeights:
         """Return the table itself.
@@ -70,7 +70,7 @@ class LayerWeights(eqx.Module):
                 "scheme."
             )
         half = lambda layers, nodes: unstack(layers, steps, len(nodes))
-        return by_half(half, self.layers, self.nodes or END_OF_STEP)
+        return by_half(half, self.nodes or END_OF_STEP, self.layers)
 
 
 def init_layer(
@@ -90,5 +90,5 @@ def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
     rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
     # One row per step is kept without a node and serves any scheme; rows at nodes serve only schemes with these nodes.
     own = END_OF_STEP if rows == [1, 1] else nodes
-    layers = by_half(lambda half, nodes: stacked(half, grid.steps, len(nodes)), table, own)
+    layers = by_half(lambda half, nodes: stacked(half, grid.steps, len(nodes)), own, table)
     return LayerWeights(layers, None if rows == [1, 1] else nodes, None if grid.equal else grid)

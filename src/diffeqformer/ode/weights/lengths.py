@@ -73,6 +73,7 @@ def init_corrections(rank: int, rows: int, halvings: int, shapes: BlockShapes, k
     def correction(shape: PyTree, key: Key[Array, ""]) -> Correction | None:
         if not isinstance(shape, LinearShape):
             return None
+        # As A of an adapter starts (`attach`).
         a = jax.random.uniform(key, (halvings + 1, rows, shape.inputs, rank), jnp.float32, minval=-1, maxval=1)
         return Correction(a / shape.inputs**0.5, zeros((halvings + 1, rows, rank, shape.outputs)))
 

@@ -54,9 +54,10 @@ def mixed(shares: Float[Array, "time row"], rows: PyTree) -> PyTree:
     return jax.tree.map(sums, rows)
 
 
-def by_half(of: Callable[[PyTree, tuple[float, ...]], PyTree], block: PyTree, nodes: Nodes) -> PyTree:
-    """Build a block by applying `of` to each half of a block and the nodes of that half."""
-    return Block(of(block.attention, nodes.attention), of(block.feed_forward, nodes.feed_forward))
+def by_half(of: Callable[..., PyTree], nodes: Nodes, *blocks: PyTree) -> PyTree:
+    """Build a block by applying `of` to each half of some blocks (`None` for a block that is `None`) and its nodes."""
+    half = lambda name: of(*(block and getattr(block, name) for block in blocks), getattr(nodes, name))
+    return Block(half("attention"), half("feed_forward"))
 
 
 def unstack(rows: PyTree, steps: int, nodes: int) -> PyTree:
@@ -93,12 +94,9 @@ def unit_keys(shapes: BlockShapes, key: Array) -> PyTree:
 
 def initial_rows(shapes: BlockShapes, nodes: Nodes, layers: int, key: Array) -> BlockWeights:
     """Initialise rows: normal matrices with the standard deviations of `shapes`, biases zero, norms one."""
-    keys = unit_keys(shapes, key)
-    half = lambda shapes, keys, rows: jax.tree.map(partial(_initial_unit, rows), shapes, keys, is_leaf=is_shape)
-    return Block(
-        half(shapes.attention, keys.attention, layers * len(nodes.attention)),
-        half(shapes.feed_forward, keys.feed_forward, layers * len(nodes.feed_forward)),
-    )
+    unit = lambda nodes: partial(_initial_unit, layers * len(nodes))
+    half = lambda shapes, keys, nodes: jax.tree.map(unit(nodes), shapes, keys, is_leaf=is_shape)
+    return by_half(half, nodes, shapes, unit_keys(shapes, key))
 
 
 def _initial_unit(rows: int, shape: LinearShape | NormShape, key: Array) -> Linear | Norm:

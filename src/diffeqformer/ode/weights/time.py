@@ -36,12 +36,12 @@ class TimeWeights(eqx.Module):
             rows = _generated(networks, self.shared, self._features(grid.times(nodes)))
             return unstack(rows, grid.steps, len(nodes))
 
-        return by_half(half, self.networks, nodes)
+        return by_half(half, nodes, self.networks)
 
     def codes(self, grid: Grid, nodes: Nodes = END_OF_STEP) -> Block[Array, Array]:
         """`h` of every matrix and norm at all nodes of the grid, shape (step x node, d_emb)."""
         half = lambda networks, nodes: _codes(networks, self.shared, self._features(grid.times(nodes)))
-        return by_half(half, self.networks, nodes)
+        return by_half(half, nodes, self.networks)
 
     def _features(self, times: Times) -> Float[Array, "time features"]:
         return time_features(times, self.time, self.networks.attention.output.projection.dtype)
