@@ -163,7 +163,7 @@ def _drawn(
     return networks, [network(features) for network in networks]
 
 
-# As one program, here and above: compiled one by one, a block's matrices take three times as long.
+# One program for all of a block's matrices: compiled one by one, they take three times as long.
 @jax.jit
 def _solved(rows: BlockWeights, networks: list[TimeNetwork], inverses: list[Array]) -> Block[TimeLinear, TimeNorm]:
     """Solve for P, C, B, G and S of each map and norm; `inverses` are those of each one's H, shape (d_emb, time)."""
