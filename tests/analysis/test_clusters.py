@@ -1,5 +1,6 @@
 """Particles that attend to each other, against known answers and plain loops; measures against SciPy."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import get_args
 
@@ -193,6 +194,15 @@ def test_states_that_are_all_zero_are_no_fault():
     empty = eqx.tree_at(lambda m: m.embedding, model, jax.tree.map(lambda leaf: leaf * 0, model.embedding))
     found = watch_states(empty, np.asarray(tokens(batch=1)))
     assert np.isfinite(found.projection).all() and not np.ptp(found.projection[0], axis=0).any()
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_states_narrower_than_three_lie_in_three_directions_too(width):
+    model = model_of(replace(KINDS["vanilla"], width=width, heads=1))
+    found = watch_states(model, np.asarray(tokens(batch=1)))
+    assert found.projection.shape == (4, tokens(batch=1).shape[1], 3) and found.explained.shape == (3,)
+    np.testing.assert_allclose(found.explained.sum(), 1.0)
+    assert np.ptp(found.projection[..., 0]) > 0 and not found.projection[..., width:].any()
 
 
 def test_other_depths_and_bad_ones():

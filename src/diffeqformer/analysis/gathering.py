@@ -142,8 +142,9 @@ def together(parts: list[Measures], axis: int) -> Measures:
 def _principal(states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Project points (time, n, d) on the three directions of largest variance over all times; return its shares too."""
     flat = states.reshape(-1, states.shape[-1])
-    flat = flat - flat.mean(0)
+    # A state narrower than three has no variance along what is left of the three directions.
+    flat = np.pad(flat - flat.mean(0), ((0, 0), (0, max(0, 3 - flat.shape[1]))))
     values, vectors = np.linalg.eigh(flat.T @ flat)
     most = vectors[:, ::-1][:, :3]
-    most = most * np.where(most[np.abs(most).argmax(0), np.arange(most.shape[1])] < 0, -1, 1)  # fixes the sign
-    return (flat @ most).reshape(*states.shape[:2], -1), values[::-1][:3] / max(values.sum(), np.finfo(float).tiny)
+    most = most * np.where(most[np.abs(most).argmax(0), range(3)] < 0, -1, 1)  # fixes the sign
+    return (flat @ most).reshape(*states.shape[:2], 3), values[::-1][:3] / max(values.sum(), np.finfo(float).tiny)

@@ -95,16 +95,14 @@ def _check(arguments: Arguments) -> None:
             raise BadInput(f"--{name} is empty, but must name at least one.")
         if len({*given}) < len(given):
             raise BadInput(f"--{name} are {' '.join(map(str, given))}, but each must be named once.")
-    if arguments.text is not None and arguments.texts is not None:
-        raise BadInput(f"--texts is {arguments.texts}, but --text names the one to read; give one of them.")
+    if arguments.text is not None:
+        require_usual(arguments, ("texts", "data"), "--text names the one to read; give one of them")
     if arguments.run:
         require_usual(arguments, SIMULATED, "it is of simulated particles, which are not made beside a RUN")
-    if arguments.text is not None and arguments.data:
-        raise BadInput(f"--data is {' '.join(arguments.data)}, but --text is the one to read; give one of them.")
-    if arguments.text is not None and not arguments.run:
+        return
+    if arguments.text is not None:
         raise BadInput(f"--text is {arguments.text!r}, but no RUN is given whose model could read it.")
-    if not arguments.run:
-        require_usual(arguments, ("data", "texts", "checkpoint"), "no RUN is given that it would be of")
+    require_usual(arguments, ("data", "texts", "checkpoint"), "no RUN is given that it would be of")
 
 
 def of_particles(arguments: Arguments, progress: Progress) -> Result:
@@ -177,6 +175,7 @@ def ends_of(one: "Simulation", share: float) -> Document:
         "clusters_of_present": ends(one.measures.clusters(share, of="now")),
         "distance": ends(one.measures.distance),
         "energy": ends(one.measures.energy),
+        # By more than rounding.
         "energy_fell": float((np.diff(one.measures.energy, axis=0) < -1e-12).mean()),
     }
 
@@ -249,7 +248,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
     begin = visible(first if len(first) <= 60 else f"{first[:59]}…")
     paths = (
         f"Hidden states of the text “{begin}” in the three directions of largest variance, which hold "
-        f"{100 * found.explained[:3].sum():.0f} % of it: their paths from the embedding to the end of depth, at each "
+        f"{100 * found.explained.sum():.0f} % of it: their paths from the embedding to the end of depth, at each "
         "depth in units of their mean length there. Colour shows the place in the text: amber for its first tokens, "
         "then vermilion, pink and light blue, and blue for its last."
     )
@@ -274,7 +273,7 @@ def of_run(arguments: Arguments, progress: Progress) -> Result:
             both_widths("states-measures", gathered, draw.state_measures, found, shares),
             both_widths("states-trajectories", f"{paths} Rings: the start.", draw.state_trajectories, found),
         ),
-        animations=(Animation(paths, (cloud,), found.times, "depth"),) if found.projection.shape[-1] == 3 else (),
+        animations=(Animation(paths, (cloud,), found.times, "depth"),),
         arrays=found.arrays() | {"texts": texts},
         document={**opened.which, "depths": rows},
         notes=(

@@ -118,8 +118,6 @@ def state_measures(found: HiddenStates, shares: Sequence[float], *, width: float
 def state_trajectories(found: HiddenStates, *, width: float = WIDE) -> Figure:
     """Plot the first text's hidden states through depth in their principal directions, coloured by position."""
     states = found.projection
-    if states.shape[-1] < 3:
-        states = np.concatenate([states, np.zeros((*states.shape[:-1], 3 - states.shape[-1]))], -1)
     middle, reach = frame_of(states)
     shades = [COLORS[place] for place in places_of(states.shape[1])]
     with drawing(width, min(width, 5.6)) as (figure, axes):
