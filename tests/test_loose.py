@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -134,7 +135,8 @@ def test_it_is_refused_by_name(said, thing):
 SAME = (
     "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
     "trained edges", "flow of a list", "listed mask", "sum of lengths", "whole", "known threshold",
-    "lists of the loss", "narrow ids", "counted edges", "number for a grid",
+    "lists of the loss", "narrow ids", "counted edges", "number for a grid", "length of sequences",
+    "length of contexts",
 )  # fmt: skip
 """What is taken as what it stands for."""
 
@@ -183,6 +185,7 @@ def _say() -> dict[str, str]:
         vanilla_twin,
         with_scheme,
     )  # fmt: skip
+    from diffeqformer.analysis import faithfulness
     from diffeqformer.analysis.gathering import watch_states
     from diffeqformer.analysis.participation import participation
     from diffeqformer.config import dump_yaml
@@ -354,6 +357,12 @@ def _say() -> dict[str, str]:
     same("trained edges", *(uneven.grid(two).edges for two in (None, 2, np.int64(2), np.array(2), jnp.asarray(2))))
     listed, state = ([1.0, 2.0], jnp.array([1.0, 2.0]))
     same("flow of a list", *(flow_exponents(lambda t, x: -x, one, dt=0.1, steps=2) for one in (listed, state)))
+    copies = {"sequences": 2, "repeats": 2, "samples": 9}
+    same("length of sequences", *(measure_induction(model, length=n, **copies).loss_later for n in (3, np.int64(3))))
+    flat = SimpleNamespace(scores={method: np.ones((1, 3)) for method in faithfulness.METHODS})
+    faithfulness.explain = lambda *_, **__: flat
+    tested = partial(faithfulness.faithfulness, model, np.arange(30), contexts=2, draws=1)
+    same("length of contexts", *(tested(length=n).deletion for n in (3, np.int64(3))))
     masks = ([[True, False]], np.array([[True, False]]))
     same("listed mask", *(participation(model, [[3, 4, 5]], mask).loss for mask in masks))
     edges = [pairwise(model, ids[0], [3], steps=one, iterations=0).exponents for one in (unequal, np.array(unequal))]

@@ -1,5 +1,7 @@
 """The test of explanations: its parts against definitions, and that it finds what is planted."""
 
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -59,6 +61,13 @@ def test_log_probabilities_are_the_models():
     every = np.asarray(logits(model, jnp.asarray(texts)))[:, -1].astype(np.float64)
     every -= np.log(np.exp(every).sum(-1, keepdims=True))
     assert np.allclose(_log_p(model, texts), every[:, every[0].argmax()], atol=1e-5)
+
+
+def test_tokens_may_be_a_list(monkeypatch):
+    flat = SimpleNamespace(scores={method: np.ones((1, 3)) for method in METHODS})
+    monkeypatch.setattr("diffeqformer.analysis.faithfulness.explain", lambda *_, **__: flat)
+    found, wanted = (faithfulness(model_of(TINY), x, contexts=2, length=3, draws=1) for x in (SPLIT.tolist(), SPLIT))
+    assert np.array_equal(found.deletion, wanted.deletion)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ Nothing is chosen by hand. Contexts are drawn, from a seed, over the whole of a 
 the log-probability of the token that the model itself predicts after the last position.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -30,6 +30,7 @@ from diffeqformer.progress import Progress, Silent
 from diffeqformer.report.table import Table
 
 PAIRWISE, END_TO_END = "Lyapunov, pairwise, random direction", "Lyapunov, end-to-end growth"
+"""The first is the growth of the fastest of a few random directions, as many as there are tangents."""
 OCCLUSION, RANDOM = "occlusion", "random"
 METHODS = (PAIRWISE, END_TO_END, *ATTRIBUTIONS, RANDOM)
 BATCH = 64
@@ -174,7 +175,7 @@ def explain(
 
 def faithfulness(
     model: Transformer,
-    tokens: Integer[np.ndarray, " token"],
+    tokens: Sequence[int] | Integer[np.ndarray, " token"],
     *,
     contexts: int = 200,
     length: int = 64,
@@ -206,12 +207,14 @@ def faithfulness(
     **Raises:** `BadInput` for a number out of range, a split too short for one context, or a field with attention of
     its own; `RunFailed` if predictions or derivatives are not finite.
     """
-    for name, number, least in (("contexts", contexts, 2), ("length", length, 2), ("draws", draws, 1)):
-        whole(name, number, least)
+    whole("contexts", contexts, 2)
+    whole("draws", draws, 1)
+    length = whole("length", length, 2)
     if length > model.config.context:
         raise BadInput(f"length is {length}, but must be at most the model's context, {model.config.context}.")
     if len(tokens) < length:
         raise BadInput(f"the split has {len(tokens)} tokens, but a context of {length} needs as many.")
+    tokens = np.asarray(tokens)  # of a file on disk, no more is read than the contexts and the drawn tokens
     starts = np.random.default_rng(seed).integers(0, len(tokens) - length + 1, contexts)
     counts = np.asarray(sorted({2**power for power in range(length.bit_length())} | {length}))
     model, vocabulary = populated(model, steps), model.embedding.tokens.shape[0]
@@ -219,7 +222,7 @@ def faithfulness(
     found: list[tuple[np.ndarray, ...]] = []
     with (progress or Silent()).stage("Testing explanations", contexts) as stage:
         for number, start in enumerate(starts):
-            draw = np.random.default_rng([seed, number])
+            draw = np.random.default_rng([seed, number])  # more contexts do not change the first ones
             ids = np.asarray(known_ids(tokens[start : start + length], vocabulary, 1))
             scores = scored(model, jnp.asarray(ids), (length - 1,), seed=int(draw.integers(1 << 31))).scores
             by_method = np.stack([scores[method][0] for method in METHODS])
@@ -248,14 +251,14 @@ def _of_context(
     parts = [ids[None], drawn, single, deleted, inserted]
     values = log_p(np.concatenate([part.reshape(-1, length) for part in parts]))
     cuts = np.cumsum([part.size // length for part in parts])[:-1]
-    whole, empty, single, deleted, inserted = np.split(values, cuts)
-    falls = whole[0] - single.reshape(draws, length).mean(0)
+    unchanged, empty, single, deleted, inserted = np.split(values, cuts)
+    falls = unchanged[0] - single.reshape(draws, length).mean(0)
     over_draws = lambda part: part.reshape(*first.shape[:2], draws).mean(-1)
     strength = [abs(row) if method in SIGNED else row for method, row in zip(METHODS, scores, strict=True)]
     return (
         np.array([spearman(row, abs(falls)) for row in strength]),
         np.array([spearman(row, falls) for row in scores]),
-        whole[0] - over_draws(deleted),
+        unchanged[0] - over_draws(deleted),
         over_draws(inserted) - empty.mean(),
     )
 

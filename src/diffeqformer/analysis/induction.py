@@ -30,6 +30,7 @@ from diffeqformer.ode.grid import Grid, Steps
 from diffeqformer.progress import Progress, Silent
 
 _BATCH_BYTES = 256_000_000
+"""Bytes of attention and of heads' outputs and logits, in float32, of the sequences that are run together."""
 
 
 def repeated_sequences(
@@ -97,8 +98,10 @@ def measure_induction(
     require_heads(model.field, "attention_weights", "value_outputs")
     config, grid = model.config, model.grid(steps)
     model = model.with_norm_of(grid)
-    for name, number in (("sequences", sequences), ("length", length), ("repeats", repeats), ("samples", samples)):
-        whole(name, number, 1)
+    asked = {"sequences": sequences, "length": length, "repeats": repeats}
+    asked = {name: whole(name, number, 1) for name, number in asked.items()}
+    sequences, length, repeats = asked.values()
+    whole("samples", samples, 1)
     whole("seed", seed, 0)
     positions = length * repeats
     if positions > config.context:
@@ -108,7 +111,6 @@ def measure_induction(
         )
     vocabulary = model.embedding.tokens.shape[0]
     candidates = np.asarray(known_ids(np.arange(vocabulary) if candidates is None else candidates, vocabulary, 1))
-    asked = {"sequences": sequences, "length": length, "repeats": repeats}
     ids = repeated_sequences(candidates, **asked, seed=seed)
     each = 4 * positions * config.heads * (3 * positions + config.width + 3 * length)
     batch = max(1, min(sequences, _BATCH_BYTES // each))
@@ -209,14 +211,12 @@ def _spectral_summaries(model: Transformer, ids: np.ndarray, steps: Grid) -> dic
     """Summarise the QK and OV spectra of the weights at every attention evaluation, averaged over those of a step."""
     summaries: dict[str, np.ndarray] = {}
     for name, factors in _pairs(model, jnp.asarray(ids), steps).items():
-        values = product_eigenvalues(*factors)
-        # Without singular values: no summary below reads them.
-        spectrum = Spectrum(values.reshape(-1, *values.shape[-2:]), np.zeros((1, 1, 1)))
-        mean = lambda summary, shape=values.shape[:3]: summary.reshape(shape).mean(1)
+        # Of (step, evaluation, head, number). Without singular values: no summary below reads them.
+        spectrum = Spectrum(product_eigenvalues(*factors), np.empty(0))
         summaries |= {
-            f"{name} positive share": mean(spectrum.positive_share),
-            f"{name} sum ratio": mean(spectrum.sum_ratio),
-            f"{name} spectral radius": mean(spectrum.radius),
+            f"{name} positive share": spectrum.positive_share.mean(1),
+            f"{name} sum ratio": spectrum.sum_ratio.mean(1),
+            f"{name} spectral radius": spectrum.radius.mean(1),
         }
     summaries["QK and OV positive"] = np.minimum(summaries["QK positive share"], summaries["OV positive share"])
     return summaries
