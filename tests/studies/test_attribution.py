@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
+from diffeqformer.analysis.attribution import Attributions
 from diffeqformer.analysis.faithfulness import METHODS, RANDOM, Faithfulness, interval
 from diffeqformer.studies.attribution import DESCRIPTIONS, headline, trust
 from diffeqformer.studies.attribution_figures import correlations, curves, occluded
@@ -70,6 +71,13 @@ def test_falls_are_bars_over_their_tokens_in_the_colours_of_their_signs(width):
         assert [label.get_text() for label in axis.get_xticklabels()] == ["0 a", "1 $b", "2 c"]
     else:
         assert axis.get_xlabel() == "position of the input token"
+
+
+def test_arrays_of_explanations_have_the_names_of_their_methods_in_lower_case():
+    row = np.zeros((1, 2))
+    known = Attributions((1,), np.zeros(1, int), np.zeros(1), {name: row for name in METHODS}, np.zeros(1)).arrays()
+    assert {"lyapunov_pairwise_random_direction", "lyapunov_end_to_end_growth", "attention_last_step"} <= known.keys()
+    assert {"gradient_x_input", "log_probabilities", "targets", "outputs"} <= known.keys()
 
 
 def test_every_method_is_described_and_ranked(found):

@@ -4,6 +4,7 @@ All explain the same number: the log-probability, at an output position, of the 
 there. Baselines and integrals are taken in the space of the state at depth 0.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -48,13 +49,12 @@ class Attributions(Summarised):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all results as arrays, by name."""
-        named = {name.replace(",", "").replace(" ", "_"): scores for name, scores in self.scores.items()}
         return {
             "outputs": np.asarray(self.outputs),
             "targets": self.targets,
             "log_probabilities": self.log_probabilities,
             "integrated_gradients_incompleteness": self.incompleteness,
-            **named,
+            **{re.sub(r"\W+", "_", name.lower()): scores for name, scores in self.scores.items()},
         }
 
     def _repr_html_(self) -> str:

@@ -53,7 +53,7 @@ TOO_MUCH = 0.1
 """Error in the sum of integrated gradients, in nats, above which the user is warned."""
 DESCRIPTIONS = {
     "Lyapunov, pairwise, random direction": "Growth of a random direction at one input under the field at the output "
-    "(paper).",
+    "(paper): the fastest of as many as there are tangents.",
     "Lyapunov, end-to-end growth": "Growth of a random perturbation of an input's embedding up to the output's final "
     "state.",
     "attention": "Attention weight of the input in the output's row, averaged over heads and the whole depth.",
@@ -140,13 +140,7 @@ def with_text(shown: Result, explained: "Attributions", ids: np.ndarray, opened:
         tables=(scores_table(captions[-1], last, {name: rows[-1] for name, rows in scores.items()}, tokens),),
         figures=(both_widths("occlusion", seen, occluded, tokens[: last + 1], falls, output=last),),
         maps=(TokenMap(tokens, outputs, methods, DESCRIPTIONS, headlines, captions, signed=SIGNED),),
-        arrays={
-            "log_probabilities": explained.log_probabilities,
-            "integrated_gradients_incompleteness": explained.incompleteness,
-            "ids": ids,
-            "outputs": np.asarray(outputs),
-            **{array_name(name): values for name, values in scores.items()},
-        },
+        arrays={"ids": ids, **explained.arrays()},
         document={
             **shown.document,
             "tokens": list(tokens),
@@ -216,30 +210,28 @@ def _check(arguments: Arguments) -> None:
 
 def headline(tokens: Sequence[str], at: int, expected: str, scores: "Mapping[str, np.ndarray]") -> str:
     """State what an output predicts, and which token it rests on most by occlusion and by two other methods."""
-    best = int(np.nanargmax(scores["occlusion"]))
-    fall = scores["occlusion"][best]
+    token, occlusion = lambda place: f"token {place}, “{tokens[place]}”", scores["occlusion"]
+    best, worst = int(np.nanargmax(occlusion)), int(np.nanargmin(occlusion))
+    fall, rise = occlusion[best], -occlusion[worst]
     rests = (
-        f"By occlusion, that rests most on token {best}, “{tokens[best]}”: with the mean embedding in its place, log p "
-        f"falls by {fall:.3g} nats"
+        f"By occlusion, that rests most on {token(best)}: with the mean embedding in its place, log p falls by "
+        f"{fall:.3g} nats"
         if fall > 0
         else "By occlusion, it rests on no single token: with the mean embedding in place of any one, log p does not "
         "fall"
     )
-    against = int(np.nanargmin(scores["occlusion"]))
-    rise = -scores["occlusion"][against]
-    more = f"; token {against}, “{tokens[against]}”, counts against it by more ({rise:.3g})" if rise > fall > 0 else ""
-    said = f"After token {at}, “{tokens[at]}”, the model expects {expected}. {rests}{more}."
+    more = f"; {token(worst)}, counts against it by more ({rise:.3g})" if rise > fall > 0 else ""
+    said = f"After {token(at)}, the model expects {expected}. {rests}{more}."
     if not at:
         return said + _disagreement(scores, [best])
-    token = lambda place: f"token {place}, “{tokens[place]}”"
-    first = int(np.nanargmax(scores["occlusion"][:at]))
+    first = int(np.nanargmax(occlusion[:at]))
     names = {"Lyapunov, end-to-end growth": "end-to-end exponents", "attention": "mean attention"}
     places: dict[int, list[str]] = {}
     for name, words in names.items():
         places.setdefault(int(np.nanargmax(scores[name][:at])), []).append(words)
-    before = [] if first == best else [f"occlusion puts {token(first)}, first ({scores['occlusion'][first]:.2g} nats)"]
+    before = [] if first == best else [f"occlusion puts {token(first)}, first ({occlusion[first]:.2g} nats)"]
     for place, methods in places.items():
-        effect = scores["occlusion"][place]
+        effect = occlusion[place]
         does = f"raises log p by {-effect:.2g}" if effect < 0 else f"lowers log p by {effect:.2g}"
         put = f"{join(methods)} {'puts' if methods == [names['attention']] else 'put'}"
         if place == first:
@@ -269,8 +261,3 @@ def trust(found: "Faithfulness", length: int, over: str) -> Table:
     )
     columns = ("method", "rank correlation, strength", "with signs", "deletion (nats)", "insertion (nats)")
     return Table(caption, columns, found.rows())
-
-
-def array_name(method: str) -> str:
-    """Convert a method's name to that of an array."""
-    return method.lower().replace(",", "").replace(" ", "_").replace("-", "_")
