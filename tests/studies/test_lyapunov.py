@@ -84,7 +84,9 @@ def test_what_is_drawn_is_the_last_output_up_to_itself():
     random = Pairwise((0, 1), exponents, unknown, path, 8, 1.0)
     part = of_pairwise(random, "6 steps of scheme euler")
     assert part.panel[0].tolist() == [3.0, 5.0] and part.panel[1] is None and most_sensitive(random) == [1, 0]
-    assert part.descriptions["pairwise, leading"].startswith("Growth of a random direction")
+    assert part.descriptions["pairwise, leading"].startswith("Growth of the fastest of 2 random directions by dQ/dt")
+    single = of_pairwise(replace(random, exponents=exponents[..., :1]), "6 steps").descriptions["pairwise, leading"]
+    assert single.startswith("Growth of a random direction by dQ/dt")
     known = of_pairwise(replace(random, error=np.array([[0.01, np.nan, np.nan], [0.001, 0.002, np.nan]])), "6 steps")
     assert (
         known.panel[1].tolist() == [0.001, 0.002] and "error at most 0.010" in known.descriptions["pairwise, leading"]

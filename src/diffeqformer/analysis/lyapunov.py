@@ -137,28 +137,25 @@ def pairwise(
     first = first_tangents(width, number, jax.random.key(seed), dtype)
     iterations = 0 if tangents is None else iterations
     together = int(np.clip(TANGENT_NUMBERS // (width * number), 1, positions))
-    empty = lambda last: np.full((len(outputs), positions, last), np.nan, np.dtype(dtype))
-    exponents, error, over_depth = empty(number), empty(1)[..., 0], empty(model.config.steps)
-    blocks = [list(range(start, min(start + together, positions))) for start in range(0, positions, together)]
+    empty = lambda *last: np.full((len(outputs), positions, *last), np.nan, np.dtype(dtype))
+    exponents, error, over_depth = empty(number), empty(), empty(model.config.steps)
     many = np.broadcast_to(np.asarray(first), (together, *first.shape))
-    total = sum(block[0] <= output for output in outputs for block in blocks)
+    total = sum(output // together + 1 for output in outputs)
     with (progress or Silent()).stage("Pairwise exponents", total) as stage:
         for row, output in enumerate(outputs):
-            for block in blocks:
-                if block[0] > output:
-                    continue
-                inputs = jnp.asarray(block + block[-1:] * (together - len(block)))  # one shape: compiled once
-                of = model, ids, jnp.asarray(output), inputs
-                directions, bound = first, np.nan
+            for start in range(0, output + 1, together):
+                # Padded with the last position: blocks of one shape are compiled once.
+                inputs = np.minimum(np.arange(start, start + together), positions - 1)
+                seen = min(together, output + 1 - start)
+                block = row, slice(start, start + seen)
+                of = model, ids, jnp.asarray(output), jnp.asarray(inputs)
+                directions, bound = first, np.full(together, np.nan)
                 if iterations:
                     directions, bound = leading_directions(partial(flow_and_transpose, *of), many, iterations, SETTLED)
-                growth = np.asarray(pairwise_growth(*of, directions))[:, : len(block)]
+                growth = np.asarray(pairwise_growth(*of, directions))[:, :seen]
                 require_finite(np.where(growth == -np.inf, 0, growth), "derivatives")  # -inf where one is zero
-                exponents[row, block], over_depth[row, block] = growth.sum(0), _leading_so_far(growth)
-                error[row, block] = np.broadcast_to(bound, together)[: len(block)]
+                exponents[block], over_depth[block], error[block] = growth.sum(0), _leading_so_far(growth), bound[:seen]
                 stage.advance(1)
-            for found in (exponents, error, over_depth):
-                found[row, output + 1 :] = np.nan
     lengths = length_taken(model.scheme, model.config.interval * np.asarray(model.grid().lengths))
     found = -np.sort(-exponents, axis=-1), error, over_depth, width, float(np.sum(lengths))
     return Pairwise(outputs, *found, tuple(tokens))
@@ -227,6 +224,7 @@ class _Tangents:
 
     def see(self, carried: PyTree, step: Step) -> tuple[PyTree, Array | None]:
         """Take the tangents through one step, at the evaluations of the state's own step."""
+        # JAX has no QR decomposition in 16 bits.
         row = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), step.weights)
         changes = split(_Changes(self._field, step, self._output, self._inputs), self._scheme, row)
         dt = jnp.asarray(step.dt, self._scheme.state(carried).dtype)
@@ -246,6 +244,7 @@ def _orthonormal(q: Float[Array, "input tangent width"], carried: PyTree) -> tup
     r = orthonormal.swapaxes(-1, -2) @ columns
     # Tangents are rows here: x R^-1 is the y of R^T y^T = x^T.
     solve = lambda leaf: jax.scipy.linalg.solve_triangular(r, leaf, trans=1)
+    # What has another shape is no tangent, such as leapfrog's length of the step before.
     return jax.tree.map(lambda leaf: solve(leaf) if leaf.shape == q.shape else leaf, carried), growth
 
 

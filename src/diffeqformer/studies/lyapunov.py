@@ -193,16 +193,19 @@ def over_depth_caption(tokens: tuple[str, ...], last: int, shown: int) -> str:
 
 def of_pairwise(found: "Pairwise", grid: str) -> Part:
     """Collect the paper's exponents, and the Kaplan-Yorke dimension if the exponents determine it everywhere."""
-    how = f"{found.exponents.shape[-1]} of {found.width} exponents, {grid}"
-    whose = "from random first tangents, as in the paper, so they depend on the seed"
-    largest = "Growth of a random direction"
-    if found.exponents.shape[-1] == found.width:
-        whose, largest = "from the unit vectors as first tangents", "Largest exponent"
+    number, leading = found.exponents.shape[-1], "Largest exponent of"
+    how = f"{number} of {found.width} exponents, {grid}"
     if np.isfinite(found.error).any():
-        whose, largest = f"error at most {np.nanmax(found.error):.3f}", "Largest exponent"
+        whose = f"error at most {np.nanmax(found.error):.3f}"
+    elif number == found.width:
+        whose = "from the unit vectors as first tangents"
+    else:
+        whose = "from random first tangents, as in the paper, so they depend on the seed"
+        which = "a random direction" if number == 1 else f"the fastest of {number} random directions"
+        leading = f"Growth of {which} by"
     scores = {"pairwise, leading": found.leading, "pairwise, mean": found.mean}
     descriptions = {
-        "pairwise, leading": f"{largest} of dQ/dt = J Q over the whole depth, with J the derivative of the field at "
+        "pairwise, leading": f"{leading} dQ/dt = J Q over the whole depth, with J the derivative of the field at "
         f"the output with respect to the state of one input; {whose}; {how}.",
         "pairwise, mean": f"Mean of the exponents of the same equation; {how}.",
     }
