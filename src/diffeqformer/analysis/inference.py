@@ -49,6 +49,12 @@ def estimate(value: float, interval: tuple[float, float]) -> str:
     return f"{signed(value, 2)} [{', '.join(signed(end, 2) for end in interval)}]"
 
 
+def _way(interval: tuple[float, float]) -> str:
+    """Return `positively` or `negatively` if the interval of a correlation leaves no doubt, else nothing."""
+    low, high = interval
+    return "positively" if low > 0 else "negatively" if high < 0 else ""
+
+
 @dataclass(frozen=True, repr=False)
 class Induction(Summarised):
     """What every head does on repeated random sequences at every step, and what its spectra say."""
@@ -75,7 +81,11 @@ class Induction(Summarised):
     @property
     def inference(self) -> Correlation:
         """The test of the paper's inference: prefix matching against the shares of positive real parts in QK and OV."""
-        return next(c for c in self.correlations if (c.behaviour, c.summary) == INFERENCE)
+        return self.test(*INFERENCE)
+
+    def test(self, behaviour: str, summary: str) -> Correlation:
+        """Return the test of a behaviour against a summary, one of `TESTS`."""
+        return next(c for c in self.correlations if (c.behaviour, c.summary) == (behaviour, summary))
 
     def verdict(self) -> str:
         """Say whether there are induction heads, and what the test means for the paper's inference on this model."""
@@ -122,25 +132,23 @@ class Induction(Summarised):
 
     def _tells(self) -> str:
         """Say which single shares of positive real parts do tell the heads of a step apart."""
-        clear = lambda one: one.within_interval[0] > 0 or one.within_interval[1] < 0
-        shares = [one for one in self.correlations if one.summary.endswith("positive share") and clear(one)]
         said = [
-            f"{one.behaviour} correlates {'positively' if one.within > 0 else 'negatively'} with "
-            f"{one.summary.split()[0]}'s share alone ({estimate(one.within, one.within_interval)})"
-            for one in shares
+            f"{c.behaviour} correlates {way} with {c.summary.split()[0]}'s share alone "
+            f"({estimate(c.within, c.within_interval)})"
+            for c in self.correlations
+            if c.summary.endswith("positive share") and (way := _way(c.within_interval))
         ]
         return f", where {' and '.join(said)}" if said else ""
 
     def _copying(self) -> str:
         """Say whether heads copy where OV predicts it, which needs no induction heads."""
-        found = next(c for c in self.correlations if (c.behaviour, c.summary) == COPYING)
-        (low, high), most = found.interval, float(self.behaviours["copying"].max())
+        found, most = self.test(*COPYING), float(self.behaviours["copying"].max())
         if not finite(found.rho):
             return (
                 f"Copying, up to {most:.2f} here, cannot be tested: there are fewer than three heads or all are alike."
             )
-        sure = "positively" if low > 0 else "negatively" if high < 0 else ""
-        how = f"correlates {sure}" if sure else "does not clearly correlate"
+        way = _way(found.interval)
+        how = f"correlates {way}" if way else "does not clearly correlate"
         return (
             f"Copying, up to {most:.2f} here, {how} with OV's share of positive real parts (rank correlation "
             f"{estimate(found.rho, found.interval)}){self._other_copying()}."
@@ -148,11 +156,10 @@ class Induction(Summarised):
 
     def _other_copying(self) -> str:
         """Say which other summaries copying clearly correlates with."""
-        others = (c for c in self.correlations if c.behaviour == COPYING[0] and c.summary != COPYING[1])
-        clear = [c for c in others if c.interval[0] > 0 or c.interval[1] < 0]
         said = [
-            f"{'positively' if c.rho > 0 else 'negatively'} with {c.summary} ({estimate(c.rho, c.interval)})"
-            for c in clear
+            f"{way} with {c.summary} ({estimate(c.rho, c.interval)})"
+            for c in self.correlations
+            if c.behaviour == COPYING[0] and c.summary != COPYING[1] and (way := _way(c.interval))
         ]
         return f"; it correlates {' and '.join(said)}" if said else ""
 
@@ -168,13 +175,12 @@ class Induction(Summarised):
 
     def table(self, caption: str = "Rank correlations") -> Table:
         """Return the correlations as a table."""
+        ends = lambda interval: " to ".join(signed(end, 2) for end in interval)
+        cells = lambda value, interval: (signed(value, 2), ends(interval)) if finite(value) else (MISSING, MISSING)
         rows = [
-            (f"{c.behaviour} ~ {c.summary}",
-             *(cell for value, ends in ((c.rho, c.interval), (c.within, c.within_interval))
-               for cell in ((signed(value, 2), " to ".join(signed(end, 2) for end in ends)) if finite(value)
-                            else (MISSING, MISSING))))
+            (f"{c.behaviour} ~ {c.summary}", *cells(c.rho, c.interval), *cells(c.within, c.within_interval))
             for c in self.correlations
-        ]  # fmt: skip
+        ]
         columns = ("behaviour ~ spectrum", "rank correlation", "95 % interval", "among a step's heads", "95 % interval")
         return Table(caption, columns, rows)
 

@@ -54,7 +54,7 @@ def induction_scatter(found: Induction, *, width: float = WIDE) -> Figure:
         depth = np.broadcast_to(found.times[:, None], found.behaviours["copying"].shape)
         drawn: Any = None
         for axis, (behaviour, summary) in zip(axes.flat, chosen, strict=True):
-            test = next(c for c in found.correlations if (c.behaviour, c.summary) == (behaviour, summary))
+            test = found.test(behaviour, summary)
             x, y = found.summaries[summary], found.behaviours[behaviour]
             drawn = axis.scatter(x.ravel(), y.ravel(), c=depth.ravel(), cmap=DEPTH, norm=Normalize(0, 1), s=16)
             if behaviour == "prefix matching":
