@@ -23,7 +23,6 @@ from diffeqformer.studies.spectra import (
     by_head,
     caveats,
     change,
-    ends_of,
     figures,
     headline,
     notes,
@@ -203,7 +202,7 @@ def test_sentences_are_those_of_the_numbers():
     found = model()
     first, last = (found.pairs["QK"].radius[i].mean() for i in (2, 4))
     assert f"QK {first:#.3g} → {last:#.3g}" in change([("m", found)], RADIUS, digits)
-    grown = {pair: (ends_of(found, pair, RADIUS)[1] > ends_of(found, pair, RADIUS)[0]).sum() for pair in ("QK", "OV")}
+    grown = {pair: (found.pairs[pair].radius[4] > found.pairs[pair].radius[2]).sum() for pair in ("QK", "OV")}
     assert by_head(found).endswith(f"it grows in QK in {grown['QK']} of 2 heads and OV in {grown['OV']} of 2 heads.")
     said = notes([("m", found)], (), {"m": " Said so."}, fold_norm=True, seed=3)
     assert (
@@ -254,7 +253,10 @@ def spectra_of(radii, shares):
     column = lambda values: np.array([[0.0], *([one] for one in values)])
     summaries = lambda pair: {RADIUS: column(radii[pair]), SHARE: column(shares[pair])}
     return SimpleNamespace(
-        pairs={pair: SimpleNamespace(summaries=lambda pair=pair: summaries(pair)) for pair in radii},
+        pairs={
+            pair: SimpleNamespace(radius=column(radii[pair]), summaries=lambda pair=pair: summaries(pair))
+            for pair in radii
+        },
         steps=lambda pair: np.array([False, True, True, True, True]),
         times=np.linspace(0, 1, 5),
         alike=False,

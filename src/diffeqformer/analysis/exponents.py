@@ -66,6 +66,7 @@ def leading_directions(
         directions = directions @ mixed.swapaxes(-1, -2)
         pulled = np.asarray(transpose(jnp.asarray(left)))
         off = np.linalg.norm(pulled[..., 0] - sizes[:, :1] * directions[..., 0], axis=-1)
+        # Zero, not NaN, for a map of zeros.
         bound = np.log1p(off / (2**0.5 * np.maximum(sizes[:, 0], np.finfo(sizes.dtype).tiny)))
         if iterations == 1 or bound.max() <= settled:
             return jnp.asarray(directions), bound

@@ -93,6 +93,7 @@ def walk(model: Transformer, ids: Int[np.ndarray, " position"], *, steps: Steps 
         return Walk(model, grid, table, [], [x, *_adaptive_states(model, x)], np.zeros((0, 2, len(ids))))
     found, moved = Walk(model, grid, table, [model.scheme.start(x)], [x], np.zeros((0, 2, len(ids)))), []
 
+    # A function of its own, so that a group's weights are freed before those of the next are generated.
     def take(table: BlockWeights, first: int, last: int) -> None:
         for step in range(first, last):
             row = _row(table, jnp.asarray(step - first, jnp.int32))
@@ -204,7 +205,10 @@ def _by_step(source: WeightSource) -> bool:
 
 
 def _part(grid: Grid, first: int, last: int) -> Grid:
-    """Take steps `first` to `last` - 1 of a grid, from 0, padded with steps of zero length after its end."""
+    """Take steps `first` to `last` - 1 of a grid, from 0.
+
+    Steps of zero length after the grid's end give all parts one shape, for which weights are compiled once.
+    """
     edges = grid.edges.tolist()[first : last + 1]
     return Grid(last - first, (*edges, *edges[-1:] * (last - first + 1 - len(edges))))
 

@@ -38,6 +38,7 @@ Pair = tuple[Matrix, Matrix]
 RADIUS, SHARE, SUM_RATIO = "spectral radius", "share of positive real parts", "sum ratio"
 
 _CHUNK_BYTES = 256_000_000
+"""Bytes in float64 of the block weights that are read together."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -123,11 +124,12 @@ class Spectra(Summarised):
     def arrays(self) -> dict[str, np.ndarray]:
         """Return all results as arrays, by name: `QK_eigenvalues`, `QK_radius`, ..., and the times."""
         found = {name: getattr(self, name) for name in ("times", "attention_step", "feed_forward_step")}
+        values = (
+            "eigenvalues", "singular_values", "radius", "largest_real", "positive_share", "sum_ratio",
+            "effective_rank", "jump",
+        )  # fmt: skip
         for name, spectrum in self.pairs.items():
-            key = name.replace(" ", "_")
-            found |= {f"{key}_eigenvalues": spectrum.eigenvalues, f"{key}_singular_values": spectrum.singular_values}
-            names = ("radius", "largest_real", "positive_share", "sum_ratio", "effective_rank", "jump")
-            found |= {f"{key}_{what}": getattr(spectrum, what) for what in names}
+            found |= {f"{name.replace(' ', '_')}_{what}": getattr(spectrum, what) for what in values}
         return found
 
     def steps(self, name: str) -> np.ndarray:
@@ -274,6 +276,7 @@ def spectra(
     taken = evaluation_times(model, grid)
     every = np.unique(np.concatenate(taken))
     if continuous:
+        # A time of the steps, i / L in another rounding, is not taken twice.
         between = [time for time in np.linspace(0, 1, times) if np.abs(every - time).min() > 1e-9]
         every = np.sort(np.concatenate([every, between]))
     progress = progress or Silent()
@@ -301,7 +304,7 @@ def spectra(
             spectra_of[name] = Spectrum(follow(values), singular)
             stage.advance(1, name)
     attention, feed_forward = (np.isin(every, times) for times in taken)
-    nodes = {node for half in model.scheme.nodes for node in half}
+    nodes = {*model.scheme.nodes.attention, *model.scheme.nodes.feed_forward}
     later = 0.0 in nodes and 1.0 not in nodes
     return Spectra(every, attention, feed_forward, continuous, np.asarray(grid.edges), spectra_of, later)
 

@@ -72,10 +72,10 @@ def tuned_lens(
 
     **Raises:** `BadInput` as `walk`.
     """
+    whole("updates", updates, 1)
     model = model.with_norm_of(model.grid(steps))
     walks = (walk(model, text, steps=steps).states for text in texts)
     states = [np.concatenate(each, 1) for each in zip(*walks, strict=True)]
-    whole("updates", updates, 1)
     order = np.random.default_rng(0).integers(states[0].shape[1], size=(updates, BATCH))
     found = []
     with (progress or Silent()).stage("Tuned lens", len(states) - 1) as stage:

@@ -87,13 +87,12 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
         module = import_module(f"diffeqformer.studies.{name}")
         try:
             made[name] = module.study(_arguments_of(name, arguments, text, folder / name), progress)
-        except BadInput as error:
-            refused[name] = str(error)
-            progress.say(f"{name} cannot be made of this run: {error}")
-        except Exception as error:  # what is no `RunFailed` is a bug of ours
-            refused[name] = str(error) if isinstance(error, RunFailed) else f"it failed with {type(error).__name__}."
-            broken = broken or error
+        except Exception as error:
+            known = isinstance(error, BadInput | RunFailed)  # anything else is a bug of ours
+            refused[name] = str(error) if known else f"it failed with {type(error).__name__}."
             progress.say(f"{name} cannot be made of this run: {refused[name]}")
+            if not isinstance(error, BadInput):
+                broken = broken or error
         else:
             made[name].write(home="../index.html")
         write_index(folder, arguments.run, refused)

@@ -76,6 +76,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     context = min(one.config.model.context for one in (opened, *others))
     exits = [EarlyExit(depths[-1], threshold) for threshold in sorted(set(thresholds))]
     tolerance = opened.config.model.tolerance
+    # With adapters unmerged, their products would be timed too.
     turns = [(opened.model.merge(), steps) for steps in (*depths, *exits)]
     turns += [(one.model.merge(), None) for one in (*others, *([opened] if tolerance else []))]
     evaluated = evaluate_in_turns(

@@ -97,12 +97,12 @@ def directions(tangents: int | None, probes: int | None, width: int) -> tuple[in
 
     **Raises:** `BadInput` for more directions than a state has, or too few for what is computed from them.
     """
-    given = ("--tangents", tangents, 1, TANGENTS), ("--probes", probes, min(2, width), PROBES)
-    for name, value, least, _ in given:
-        if value is not None and not least <= value <= width:
+    tangents = min(TANGENTS, width) if tangents is None else tangents
+    probes = min(PROBES, width) if probes is None else probes
+    for name, value, least in (("--tangents", tangents, 1), ("--probes", probes, min(2, width))):
+        if not least <= value <= width:
             raise BadInput(f"{name} is {value}, but must be from {least} to the model's width, {width}.")
-    first, second = (min(usual, width) if value is None else value for _, value, _, usual in given)
-    return first, second
+    return tangents, probes
 
 
 def shipped(name: str) -> Config:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -88,12 +88,15 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for one, some in zip(runs, ranks, strict=True):
         # A second run that is a table of layers has only one depth.
         steps = arguments.steps if one is runs[0] or not isinstance(one.model.config.weights, LayerConfig) else None
-        settings: dict[str, Any] = {"seed": arguments.seed, "fold_norm": arguments.fold_norm, "progress": progress}
         shared = isinstance(one.config.model.weights, SharedConfig)
         usual = BETWEEN if one.config.trained_between and not shared else 0
         times = usual if arguments.times is None else arguments.times
-        models.append((str(one.folder), spectra(one.model, times=times, steps=steps, ranks=some, **settings)))
-        between[str(one.folder)] = caveats(one) if models[-1][1].continuous else why_steps_alone(one)
+        found = spectra(
+            one.model, times=times, steps=steps, ranks=some,
+            seed=arguments.seed, fold_norm=arguments.fold_norm, progress=progress,
+        )  # fmt: skip
+        models.append((str(one.folder), found))
+        between[str(one.folder)] = caveats(one) if found.continuous else why_steps_alone(one)
         clock = one.model.config.interval * one.model.grid(steps).lengths
         lengths.append(np.asarray(length_taken(one.model.scheme, clock)))  # the factor of a step's update
     bare, comparable = models, len({tuple(own) for own in lengths}) > 1
@@ -225,11 +228,6 @@ def over_steps(models: Models) -> str:
     return " in the one step" if one else ", the same at all steps"
 
 
-def ends_of(found: "Spectra", pair: str, what: str) -> "np.ndarray":
-    """Return a summary of every head's spectrum at the first and the last step, (2, head)."""
-    return found.pairs[pair].summaries()[what][found.steps(pair)][[0, -1]]
-
-
 def change(models: Models, what: str, write: Callable[[float], str]) -> str:
     """State how a summary changes from the first to the last step: means over heads, for every pair."""
     paths = lambda found: ", ".join(f"{pair} {path(found, pair, what, write)}" for pair in WHAT)
@@ -288,11 +286,9 @@ def _mostly(share: float) -> str:
 
 def by_head(found: "Spectra") -> str:
     """State in how many heads QK and OV grow, if there are several heads: a mean may be typical of none."""
-    from diffeqformer.analysis.spectra import RADIUS
-
     said = []
     for pair in () if found.alike else ("QK", "OV"):
-        first, last = ends_of(found, pair, RADIUS)
+        first, last = found.pairs[pair].radius[found.steps(pair)][[0, -1]]
         if last.size > 1:
             said.append(f"{pair} in {int((last > first).sum())} of {last.size} heads")
     return f" From the first step to the last it grows in {join(said)}." if said else ""

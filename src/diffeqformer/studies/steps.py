@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from diffeqformer.analysis.participation import Participation
 
 UPDATES = 100_000
+"""Most updates of a tuned lens."""
 USUAL = 64
 """Default number of texts."""
 SAME = 1e-6

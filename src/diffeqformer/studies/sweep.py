@@ -97,7 +97,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         rows.append({"settings": dict(trial), "losses": losses, "loss": sum(known) / len(known),
                      "tokens_per_second": sum(measured) / len(measured) if measured else None})  # fmt: skip
     rows.sort(key=lambda row: row["loss"])
-    names, losses = list(trials[0]), [[math.nan if one is None else one for one in row["losses"]] for row in rows]
+    names = list(trials[0])
     figures = tuple(
         both_widths(name.replace(".", "-"), f"Validation loss of every trial by {name}.", losses_by, name, rows)
         for name in (names if math.isfinite(rows[0]["loss"]) else ())
@@ -109,7 +109,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         _findings(rows, [configs[0] for configs in runs], arguments),
         (_table(names, rows),),
         figures,
-        arrays={"losses": np.array(losses)},
+        arrays={"losses": np.array([row["losses"] for row in rows], float)},  # NaN for `None`
         document={"config": arguments.config, "seeds": list(arguments.seeds), "trials": document},
         folder=folder,
     )
@@ -144,7 +144,7 @@ def _choices(word: str) -> tuple[str, list[Any] | tuple[Any, Any]]:
     name = name.replace("-", "_")
     if not equals or not values or not re.fullmatch(r"[a-z_0-9]+(\.[a-z_0-9]+)+", name):
         raise BadInput(f"--over has {shown(word)}, but must be KEY=VALUES, such as optimizer.learning_rate=1e-3,3e-3.")
-    if name in ("trainer.seed",) or name.startswith("base."):
+    if name == "trainer.seed" or name.startswith("base."):
         raise BadInput(f"--over has {name}, which is no setting to search; --seeds are given by themselves.")
     if ".." in values and not {*values} & {*",/"}:  # a path can hold `..`, too
         ends = [parse_value(end) for end in values.split("..", 1)]
