@@ -133,6 +133,7 @@ def depth_modes(rows: BlockWeights, sizes: Sequence[int]) -> Iterator[Smaller]:
             jnp.asarray((mean + (u[:, :kept] * s[:kept]) @ v[:kept]).reshape(leaf.shape))
             for leaf, (mean, u, s, v) in zip(leaves, factors, strict=True)
         ]
+        # The mean and the modes, each as large as a layer, and every layer's coefficients of the modes.
         yield Smaller(jax.tree.unflatten(structure, near), size * count(rows) // layers + kept * layers * len(leaves))
 
 
@@ -155,6 +156,7 @@ def low_rank(
         if moment is None:
             return mean, *np.linalg.svd(weight - mean, full_matrices=False)
         # mean |x (W - V)|^2 = |root^T (W - V)|^2, so the best V of any rank comes from the SVD of root^T W.
+        # The bias, which the added input reads, is kept.
         root = np.linalg.cholesky(np.asarray(ridged(moment[:, :-1, :-1]), np.float64))
         u, s, v = np.linalg.svd(root.swapaxes(1, 2) @ (weight - mean), full_matrices=False)
         return mean, np.linalg.solve(root.swapaxes(1, 2), u), s, v
@@ -173,5 +175,6 @@ def low_rank(
             rank = int((size - around_mean) * inputs * outputs // (layers * (inputs + outputs)))
             weight = mean + (u[..., :rank] * s[:, None, :rank]) @ v[:, :rank]
             near.append(Linear(jnp.asarray(weight, unit.weight.dtype), unit.bias))
+            # Factors in place of the matrices, which are counted above together with their biases.
             numbers += layers * rank * (inputs + outputs) + around_mean * mean.size - unit.weight.size
         yield Smaller(jax.tree.unflatten(structure, near), numbers)

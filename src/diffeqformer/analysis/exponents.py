@@ -108,8 +108,7 @@ def flow_exponents(
     number = x.size if tangents is None else tangents
     if not 1 <= whole("tangents", number) <= x.size:
         raise BadInput(f"tangents is {number}, but must be from 1 to the width of the state, {x.size}.")
-    for name, value, least in (("steps", steps, 1), ("every", every, 1), ("skip", skip, 0)):
-        whole(name, value, least)
+    steps, every, skip = whole("steps", steps, 1), whole("every", every, 1), whole("skip", skip, 0)
     if not (isinstance(dt, SupportsFloat) and math.isfinite(dt) and dt != 0):
         raise BadInput(f"dt is {dt}, but must be a number other than 0.")
     dt = float(dt)  # NumPy's would widen a float32 state with jax_enable_x64

@@ -144,7 +144,7 @@ def findings(comparison: "Comparison") -> list[str]:
         )
     tested = [row for row in comparison.rows if row.holm is not None]
     if tested:
-        sure = [row for row in tested if row.holm is not None and row.holm < SIGNIFICANT]
+        sure = [row for row in tested if stars(row.holm)]
         wins = [(side.name, [label(row) for row in sure if _ahead(row) == i]) for i, side in enumerate((first, second))]
         parts = [f"{name} is significantly better on {join(tasks)}" for name, tasks in wins if tasks]
         rest = f"of {counted(len(tested), 'measurement')} that can be compared item by item"

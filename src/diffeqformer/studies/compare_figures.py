@@ -43,7 +43,7 @@ def task_figure(comparison: Comparison, *, width: float = WIDE) -> Figure:
 def _draw_difference(axis: Axes, place: int, found: Difference, marks: str) -> None:
     """Draw the point, its interval and its stars, in the colour of the better model if that is significant."""
     shade = color(0 if found.value > 0 else 1) if marks else INK
-    # In points, hundredths of an accuracy: 196 for 1.96 standard errors.
+    # In percentage points: 196 is 100 times 1.96 standard errors.
     axis.errorbar(
         [100 * found.value], [place], xerr=[196 * found.stderr], fmt="o", color=shade, elinewidth=1.2, capsize=2,
         markerfacecolor=shade if marks else "none",

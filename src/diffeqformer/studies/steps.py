@@ -148,6 +148,7 @@ def headline(found: "Participation") -> str:
     energy = sum(found.energy.values()) / len(found.energy)
     falls = -np.diff(found.loss)
     most = int(falls.argmax())
+    # More than 1 where other steps raise the loss.
     share = falls[most] / (found.loss[0] - found.loss[-1]) if found.loss[0] > found.loss[-1] else 0.0
     alone = (
         f", and step {most + 1} alone makes {100 * min(share, 1.0):.0f} % of the loss's fall from {found.loss[0]:.3f}, "
