@@ -210,6 +210,7 @@ def _scores(x: np.ndarray, a: np.ndarray) -> np.ndarray:
 
 
 def _softmax(scores: np.ndarray, factor: float | np.ndarray) -> np.ndarray:
+    # Shifted before the factor, which may be huge, is multiplied in: the difference of two infinities is NaN.
     scores = scores - scores.max(-1, keepdims=True)
     weights = np.exp(scores * factor)
     return weights / weights.sum(-1, keepdims=True)

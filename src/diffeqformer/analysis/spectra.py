@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import linear_sum_assignment
+from scipy.special import entr
 
 from diffeqformer.analysis.over_depth import between_steps, evaluation_times, rows_at
 from diffeqformer.analysis.products import Matrix, on_host, product_eigenvalues, product_singular_values
@@ -176,7 +177,7 @@ def effective_rank(values: np.ndarray) -> np.ndarray:
     """Compute `exp(-sum p log p)`, p the values (..., number) over their sum; 1 where all are zero."""
     total = values.sum(-1, keepdims=True)
     p = np.divide(values, total, out=np.zeros_like(values), where=total > 0)
-    return np.asarray(np.exp(-(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)))
+    return np.asarray(np.exp(entr(p).sum(-1)))
 
 
 def pairs_of(
