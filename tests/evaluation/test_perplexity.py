@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.errors import BadInput
+from diffeqformer.evaluation import perplexity
 from diffeqformer.evaluation.perplexity import _Tally, evaluate
 from diffeqformer.ode.early_exit import EarlyExit
 from tests.models import TINY, model_of
@@ -40,9 +41,25 @@ def test_without_any_target_there_is_no_loss():
         evaluate(model_of(TINY), [batch(False)])
 
 
+def test_a_single_batch_is_timed_without_its_compilation(monkeypatch):
+    """Where everything is in the first batch, it would be the speed of the compiler."""
+    clock, real = [0.0], perplexity._loss_sum
+
+    def compiles_first(*given, **named):
+        clock[0] += 1.0 if clock[0] else 100.0
+        return real(*given, **named)
+
+    monkeypatch.setattr(perplexity, "_loss_sum", compiles_first)
+    monkeypatch.setattr(perplexity.time, "perf_counter", lambda: clock[0])
+    model = model_of(TINY)
+    found = evaluate(model, [batch(True)])
+    assert found.tokens_per_second == found.tokens == IDS.size - len(IDS)
+    assert found.loss == evaluate(model, [batch(True), batch(False)]).loss
+
+
 def test_a_perplexity_that_no_float_holds_is_not_a_number_of_304_digits():
     tally = _Tally(model_of(TINY), None, 16)
     tally.count = tally.seconds = 1.0
-    for nats, perplexity in ((2.0, math.exp(2.0)), (800.0, math.inf), (math.inf, math.inf)):
+    for nats, expected in ((2.0, math.exp(2.0)), (800.0, math.inf), (math.inf, math.inf)):
         tally.nats = nats
-        assert tally.evaluation(1, None).perplexity == perplexity
+        assert tally.evaluation(1, None).perplexity == expected

@@ -37,6 +37,7 @@ def accuracy(
         whole = np.pad(batch, [(0, batch_size - len(batch)), (0, 0)])  # so that one program serves all
         guessed.append(np.asarray(_guesses(model, jnp.asarray(whole[:, :-1]), steps))[: len(batch)])
     of, right = difficulty[:, 1:], np.concatenate(guessed) == ids[:, 1:]
+    # Without the first: a difficulty of 0 means that the token is no answer.
     total = np.bincount(of.ravel(), minlength=2)[1:]
     with np.errstate(invalid="ignore"):
         return np.bincount(of[right], minlength=len(total) + 1)[1:] / total
@@ -56,4 +57,5 @@ def accuracy_of(
 
 def reach(accuracies: Sequence[float | None], right: float = 0.9) -> int:
     """Return the largest k such that each difficulty up to k has at least the fraction `right` of its answers right."""
+    # As a float, `None` is NaN, which is not at least anything.
     return int(np.cumprod(np.asarray(accuracies, float) >= right).sum())

@@ -1,6 +1,7 @@
 """Quality against cost: one model at several depths without fine-tuning, and other models at their own."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
@@ -117,15 +118,12 @@ def possible_depths(model: Transformer, depths: Iterable[int]) -> tuple[int, ...
 
     A table of layers runs only at its own number of steps; one with layers to leave out, at no more than it has.
     """
-
-    def can(steps: int) -> bool:
-        try:
+    found = []
+    for steps in depths:
+        with suppress(BadInput):
             require_depths(model, (steps,))
-        except BadInput:
-            return False
-        return True
-
-    return tuple(filter(can, depths))
+            found.append(steps)
+    return tuple(found)
 
 
 def at_depths(

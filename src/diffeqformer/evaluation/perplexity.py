@@ -11,7 +11,7 @@ import numpy as np
 
 from diffeqformer.config import ToleranceConfig
 from diffeqformer.errors import BadInput, RunFailed
-from diffeqformer.model.loss import loss_sum
+from diffeqformer.model.loss import LossSum, loss_sum
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.embedding import require_tokens
 from diffeqformer.ode.early_exit import EarlyExit
@@ -78,7 +78,8 @@ def evaluate_in_turns(
     (batch, context + 1) and mask (batch, context), true where a prediction counts; `bytes_`, UTF-8 bytes of the whole
     text; `block` as for `loss_sum`; `progress` and `name` for display.
 
-    **Returns:** an `Evaluation` for each turn; its speed leaves out the first batch, which compiles.
+    **Returns:** an `Evaluation` for each turn; its speed leaves out the first batch, which compiles. A single batch is
+    therefore read twice.
 
     **Raises:** `RunFailed` if adaptive steps do not reach the end of depth; `BadInput` if no prediction counts.
     """
@@ -87,8 +88,12 @@ def evaluate_in_turns(
     with (progress or Silent()).stage(name, len(batches) * len(tallies)) as stage:
         for number, (ids, mask) in enumerate(batches):
             for tally in tallies:
+                # Here, since inside the compiled sum ids are traced: JAX would clip invalid ones in silence.
                 require_tokens(np.asarray(ids), tally.model.embedding.tokens.shape[0])
-                tally.add(shared_batch(ids), shared_batch(np.asarray(mask, bool)), number > 0 or len(batches) == 1)
+                batch = shared_batch(ids), shared_batch(np.asarray(mask, bool))
+                if only := len(batches) == 1:
+                    tally.losses(*batch)
+                tally.add(*batch, timed=only or number > 0)
                 stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 and tally.count else "")
     return [tally.evaluation(len(batches), bytes_) for tally in tallies]
 
@@ -101,18 +106,22 @@ class _Tally:
         self.steps = steps if steps is None or isinstance(steps, EarlyExit) else model.grid(steps)
         self.nats = self.count = self.timed = self.seconds = self.attention = self.feed_forward = 0.0
 
-    def add(self, ids: jax.Array, mask: jax.Array, timed: bool) -> None:
-        started = time.perf_counter()
+    def losses(self, ids: jax.Array, mask: jax.Array) -> LossSum:
         try:
             found = _loss_sum(self.model, ids, mask, steps=self.steps, block=self.block)
-            self.nats += float(found.nats)  # waits for the device
+            return jax.block_until_ready(found)  # raises here what goes wrong on the device
         except eqx.EquinoxRuntimeError as error:  # raised on the device, where the solver gives up
             tolerance = self.model.config.tolerance or ToleranceConfig()
             raise RunFailed(
                 f"adaptive steps did not reach the end of depth: more than model.tolerance.max_steps, "
                 f"{tolerance.max_steps}, are needed for a tolerance of {tolerance.rtol:g}, or the state is not finite."
             ) from error
+
+    def add(self, ids: jax.Array, mask: jax.Array, *, timed: bool) -> None:
+        started = time.perf_counter()
+        found = self.losses(ids, mask)
         positions = float(found.positions)
+        self.nats += float(found.nats)
         self.count += positions
         self.attention += float(found.evaluations[0]) * positions
         self.feed_forward += float(found.evaluations[1]) * positions
