@@ -42,6 +42,9 @@ DEVICES = {
     "l4": Device(r"nvidia l4$", 121e12, 24 * GIB, 300e9, 32e9, 8.9),
     "l40s": Device(r"l40s", 362e12, 48 * GIB, 864e9, 32e9, 8.9),
     "rtx-4090": Device(r"rtx 4090$", 165e12, 24 * GIB, 1008e9, 32e9, 8.9),
+    # Before those with SXM. Bridges of NVLink join only pairs of these cards, so that a machine's links are PCIe.
+    "a100-pcie-40gb": Device(r"a100.pcie.40gb", 312e12, 40 * GIB, 1555e9, 32e9, 8.0),
+    "a100-pcie-80gb": Device(r"a100 80gb pcie", 312e12, 80 * GIB, 1935e9, 32e9, 8.0),
     "a100-40gb": Device(r"a100.*40gb", 312e12, 40 * GIB, 1555e9, 300e9, 8.0),
     "a100-80gb": Device(r"a100.*80gb", 312e12, 80 * GIB, 2039e9, 300e9, 8.0),
     "h100-pcie": Device(r"h100 pcie", 756e12, 80 * GIB, 2000e9, 64e9, 9.0),

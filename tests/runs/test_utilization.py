@@ -22,6 +22,7 @@ from tests.runs.tiny_run import changed
     [
         ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA H200", "h200"),
         ("NVIDIA A100-SXM4-40GB", "a100-40gb"), ("NVIDIA A100-SXM4-80GB", "a100-80gb"), ("NVIDIA L4", "l4"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"), ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
         ("Tesla V100-SXM2-16GB", "v100-16gb"), ("TPU v5 lite", "tpu-v5e"), ("TPU v5", "tpu-v5p"),
         ("TPU v5p", "tpu-v5p"), ("TPU v6 lite", "tpu-v6e"), ("TPU v4", "tpu-v4"), ("NVIDIA L40S", "l40s"),
         ("NVIDIA H100 NVL", "h100-nvl"), ("NVIDIA H200 NVL", "h200-nvl"), ("NVIDIA GH200 480GB", "gh200-96gb"),
