@@ -127,6 +127,15 @@ def test_a_turn_of_the_dial_shows_what_python_gives(browser, session, address, w
     assert not browser.complaints()
 
 
+def test_a_number_of_tokens_below_1_is_refused(browser, address):
+    opened(browser, address)
+    browser.run("count.value = -3;")
+    browser.click("#go")
+    browser.wait("Number(document.getElementById('written').dataset.done ?? 0) === 1")
+    said = browser.run("return document.getElementById('tally').textContent")
+    assert said == "Tokens is -3, but must be at least 1."
+
+
 def test_a_text_goes_on_is_explained_and_weights_are_wound(browser, session, address):
     opened(browser, address, 390)
     last = len(session.read(asked(session))["tokens"]) - 1

@@ -58,7 +58,9 @@ class Arrays:
         self._length = 0
 
     def add(self, name: str, values: Any, kind: str = "") -> None:
-        """Append an array, in the usual precision unless `kind` names another."""
+        """Append an array, in the usual precision unless `kind` names another; nothing for `None`."""
+        if values is None:
+            return
         kind = kind or self._kind
         content = np.ascontiguousarray(values, kind).tobytes()
         # In JavaScript a Float32Array has to begin at a multiple of four bytes.
@@ -90,20 +92,20 @@ def portable(run: Run) -> tuple[Document, str]:
     partial = field.rotary_width not in (0, field.head_width)
     if field.head_norms or field.rope_scaling is not None or partial or field.exact_gelu:
         raise _refusal(run, "has head norms, exact GELU, or a scaled or partial rotary embedding, which a page has not")
-    names = [run.config.model.scheme.kind, *(SCHEMES_OFFERED if model.continuous else ())]
-    schemes = {name: _scheme(SCHEMES[name]) for name in names if name in SCHEMES and _scheme(SCHEMES[name])}
-    if names[0] not in schemes:
-        known = ", ".join(name for name, scheme in SCHEMES.items() if _scheme(scheme))
-        raise _refusal(run, f"has the scheme {names[0]!r}, but a page runs by {known}")
+    runnable = {name: described for name, scheme in SCHEMES.items() if (described := _scheme(scheme))}
+    own_scheme = run.config.model.scheme.kind
+    if own_scheme not in runnable:
+        raise _refusal(run, f"has the scheme {own_scheme!r}, but a page runs by {', '.join(runnable)}")
+    offered = (own_scheme, *(SCHEMES_OFFERED if model.continuous else ()))
+    schemes = {name: runnable[name] for name in offered if name in runnable}
     arrays, config = Arrays("<f4" if size <= WHOLE_PARAMETERS else "<f2"), model.config
     arrays.add("embedding", model.embedding.tokens)
-    for name, values in (
-        ("positions", model.embedding.positions), ("head", model.head),
-        ("final.scale", model.final_norm.scale), ("final.shift", model.final_norm.shift),
-        *((f"final.changes.{name}", getattr(model.norm_changes, name, None)) for name in ("scale", "shift")),
-    ):  # fmt: skip
-        if values is not None:
-            arrays.add(name, values)
+    arrays.add("positions", model.embedding.positions)
+    arrays.add("head", model.head)
+    arrays.add("final.scale", model.final_norm.scale)
+    arrays.add("final.shift", model.final_norm.shift)
+    arrays.add("final.changes.scale", getattr(model.norm_changes, "scale", None))
+    arrays.add("final.changes.shift", getattr(model.norm_changes, "shift", None))
     weights = _weights(model, arrays)
     if weights is None:
         raise _refusal(run, f"has weights of kind {config.weights.kind!r}, which a page does not run")
@@ -144,15 +146,14 @@ def _scheme(scheme: Scheme) -> Document | None:
 
 def _weights(model: Transformer, arrays: Arrays) -> Document | None:
     """Add the weights' rows to the arrays, and describe how to compute their coefficients; `None` if a page cannot."""
-    weights, modulated = model.weights, isinstance(model.weights, ModulatedWeights)
+    weights, modulated = model.weights, False
     if isinstance(weights, ModulatedWeights):
         for half in ("attention", "feed_forward"):
             change = getattr(weights, half)
-            parts = {"scale": change.norm.scale, "shift": change.norm.shift, "gain": change.gain.scale}
-            for name, values in parts.items():
-                if values is not None:
-                    arrays.add(f"modulated.{half}.{name}", values)
-        weights = weights.base
+            arrays.add(f"modulated.{half}.scale", change.norm.scale)
+            arrays.add(f"modulated.{half}.shift", change.norm.shift)
+            arrays.add(f"modulated.{half}.gain", change.gain.scale)
+        weights, modulated = weights.base, True
     about = _source(weights, model, arrays)
     return about and about | {"modulated": modulated}
 
@@ -179,14 +180,11 @@ def _source(weights: WeightSource, model: Transformer, arrays: Arrays) -> Docume
         rows, about = weights.row, {"kind": "shared"}
     else:
         return None
-    for name, unit in _units(rows):
-        for leaf, values in vars(unit).items():
-            if values is not None:
-                arrays.add(f"{name}.{leaf}", values)
-    if (corrections := getattr(weights, "corrections", None)) is not None:
-        for name, correction in _units(corrections):
-            for leaf, values in vars(correction).items():
-                arrays.add(f"{name}.corrections.{leaf}", values)
+    corrections = getattr(weights, "corrections", None)
+    for part, block in (("", rows), ("corrections.", corrections)):
+        for name, unit in _units(block) if block is not None else ():
+            for leaf, values in vars(unit).items():
+                arrays.add(f"{name}.{part}{leaf}", values)
     return about
 
 
@@ -210,7 +208,7 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
     def network(name: str, own: TimeNetwork) -> None:
         for part, linear in (("first", own.first), ("second", own.second)):
             for leaf, values in vars(linear).items():
-                arrays.add(f"{name}.{part}.{leaf}", values, "<f4")
+                arrays.add(f"{name}.{part}.{leaf}", values, "<f4")  # as in training, whatever the weights have
 
     def rows(name: str, constant: Any, projection: Any) -> None:
         if projection is not None:
@@ -242,6 +240,7 @@ def _tokenizer(run: Run) -> Document:
         words = model["type"] == "WordLevel" and pre.get("type") == "WhitespaceSplit"
         if words and (unknown := model["vocab"].get(model["unk_token"])) is not None:
             return {"kind": "words", "vocabulary": model["vocab"], "unknown": unknown}
+        # Each of these changes what merges give, and the page's encoder knows none of them.
         others = ("dropout", "ignore_merges", "byte_fallback", "unk_token", "end_of_word_suffix")
         plain = not any(model.get(name) for name in (*others, "continuing_subword_prefix"))
         splits = pre.get("type") == "ByteLevel" and not pre["add_prefix_space"] and pre["use_regex"]

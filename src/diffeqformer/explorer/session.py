@@ -317,6 +317,6 @@ def opening_text(run: Run, progress: Progress) -> str:
 
 def _whole(asked: Values, name: str, least: int, most: int) -> int:
     value = asked.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+    if type(value) is not int or not least <= value <= most:
         raise BadInput(f"{name} is {shown(value)}, but must be a whole number from {least} to {most}.")
     return value

@@ -303,7 +303,9 @@
     $("go").textContent = "Stop";
     try {
       const start = (await backend.read({ ...asked })).tokens.length;
-      const count = Math.min(Number($("count").value) || 24, about.runs[state.run].context - start);
+      const wanted = Number($("count").value) || 24;
+      if (wanted < 1) throw new Error(`Tokens is ${wanted}, but must be at least 1.`);
+      const count = Math.min(wanted, about.runs[state.run].context - start);
       if (count < 1) throw new Error("The text fills the model's context; shorten it to continue it.");
       await continuation({ question: asked, count, draft, threshold, start, told, stopped });
     } catch (error) {
