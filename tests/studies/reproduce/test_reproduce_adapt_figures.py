@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from diffeqformer.studies.reproduce.experiments import rates_of, searches
+from diffeqformer.studies.reproduce.reproduce_adapt import records as records_of
 from diffeqformer.studies.reproduce.reproduce_adapt_figures import (
     MOST,
     adaptation,
@@ -45,6 +46,16 @@ RECORDS = [
 
 def markdown(result: Result) -> str:
     return "\n\n".join(table.to_markdown() for table in result.tables)
+
+
+def test_a_first_loss_whose_perplexity_no_float_holds_is_a_dash():
+    entry = {
+        "role": {"source": "A", "text": "B"}, "name": "GPT", "steps": 4, "validation": {"loss": 1.0, "perplexity": 2.7},
+        "config": {"base": {"run": "r", "system": "GPT 8", "method": "full"}, "trainer": {"seed": 0}},
+        "curve": {"validation": [[0, 800.0], [10, 1.0]]}, "parameters": RECORDS[0]["parameters"],
+    }  # fmt: skip
+    found = records_of([{"models": [entry], "corpus": {"A": {}, "B": {}}}])
+    assert "| GPT 8 → 4 | full | 4 | 1 | 2.70 | – |" in markdown(result_of(found))
 
 
 def test_sentences_rank_means_over_seeds():

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffeqformer.config import Config, with_values
+from diffeqformer.config import Config, validate, with_values
 from diffeqformer.errors import Diverged
 from diffeqformer.plain import Document, Values, finite_or_none
 from diffeqformer.progress import Progress
@@ -36,6 +36,17 @@ def on_text(config: Config, files: Sequence[str], cache: str) -> Config:
     """Return the config on these files, or on its own text if there are none, with packed tokens in folder `cache`."""
     own = {"data.source": "files", "data.train": files, "data.dataset": ""} if files else {}
     return with_values(config, {**own, "data.cache": cache})
+
+
+def require_own(configs: Iterable[Config]) -> None:
+    """Check before anything is trained that the folders of these runs are free, or hold these same runs.
+
+    **Raises:** `BadInput` as `train`, which would notice a run of other settings only when it is reached.
+    """
+    from diffeqformer.runs.folder import RunFolder, as_moved
+
+    for config in configs:
+        RunFolder(as_moved(validate(config))).require_own()
 
 
 def train_all(

@@ -24,7 +24,14 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.studies.inputs import Folder, Seeds, folder_for
-from diffeqformer.studies.reproduce.experiments import rate_for, rates_of, searches, train_all, with_length
+from diffeqformer.studies.reproduce.experiments import (
+    rate_for,
+    rates_of,
+    require_own,
+    searches,
+    train_all,
+    with_length,
+)
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -83,6 +90,9 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     from diffeqformer.studies.reproduce.reproduce_adapt_figures import result_of
 
     folder = folder_for("adapt", arguments.to)
+    require_own(
+        config for seed in arguments.seeds for config, _ in _pretrained(arguments, texts, seed, folder / f"seed-{seed}")
+    )
     found: list[Document] = []
     for seed in arguments.seeds:
         rates = rates_of(found[0]) if found else {}
@@ -103,29 +113,32 @@ def reproduce(
     return train_all("Adaptive fine-tuning", runs, planned, folder, progress)
 
 
+def _pretrained(arguments: Arguments, texts: Texts, seed: int, folder: Path) -> Iterator[tuple[Config, Document]]:
+    """Yield the config of each run of pretraining, and its role."""
+    from diffeqformer.runs.folder import TOKENIZER
+
+    tokenizer = "train"  # on the training part of the first text, by the first run
+    for text, data in texts.items():
+        # DiffEqFormer, and the vanilla GPT of the greatest depth, by folder name.
+        for system, steps in (("diffeqformer", arguments.steps), ("gpt", arguments.depths[-1])):
+            run = folder / text / system
+            config = with_length(read_shipped(f"quickstart-{system}"), arguments.pretraining, seed)
+            config = with_values(config, {"model.steps": steps})
+            role = {"text": text, "system": system, "source": None}
+            yield replace(config, run=str(run), data=replace(data, tokenizer=tokenizer)), role
+            if tokenizer == "train":
+                tokenizer = str(run / TOKENIZER)
+
+
 def _runs(
     arguments: Arguments, texts: Texts, seed: int, folder: Path, progress: Progress, rates: Mapping[str, float]
 ) -> Iterator[tuple[Config, Document]]:
     """Yield the config of each run, and its role; those of fine-tuning open the pretrained runs, trained by then."""
-    from diffeqformer.runs import folder as run_folder
     from diffeqformer.runs.opening import load_run
 
-    # DiffEqFormer, and the vanilla GPT of the greatest depth, by folder name.
-    systems = {}
-    for system, steps in (("diffeqformer", arguments.steps), ("gpt", arguments.depths[-1])):
-        config = with_length(read_shipped(f"quickstart-{system}"), arguments.pretraining, seed)
-        systems[system] = with_values(config, {"model.steps": steps})
-    tokenizer = "train"  # on the training part of the first text, by the first run
-    for text, data in texts.items():
-        for system, config in systems.items():
-            run = folder / text / system
-            yield (
-                replace(config, run=str(run), data=replace(data, tokenizer=tokenizer)),
-                {"text": text, "system": system, "source": None},
-            )
-            tokenizer = str(run / run_folder.TOKENIZER) if tokenizer == "train" else tokenizer
+    yield from _pretrained(arguments, texts, seed, folder)
     for source, text in permutations(texts):
-        for system in systems:
+        for system in ("diffeqformer", "gpt"):
             base = load_run(folder / source / system, progress=progress)
             trained = base.config.model.steps
             depths = arguments.depths if base.config.model.time else (trained,)
@@ -157,6 +170,7 @@ def records(found: Sequence[Values]) -> list[Document]:
     for one in found:
         for entry in one["models"]:
             source, text = entry["role"]["source"], entry["role"]["text"]
+            # One from scratch is compared with those that come to its text from the other.
             for other in [source] if source else [name for name in one["corpus"] if name != text]:
                 rows.append({"direction": f"{other} → {text}", **_row(entry)})
     return rows
@@ -164,6 +178,7 @@ def records(found: Sequence[Values]) -> list[Document]:
 
 def _row(entry: Values) -> Document:
     base, steps, curve = entry["config"]["base"], entry["steps"], entry["curve"]["validation"]
+    first = curve[0][1]
     name = base["system"] if base["run"] else f"{entry['name']} {steps}"
     return {
         "method": base["method"] or "scratch",
@@ -173,7 +188,8 @@ def _row(entry: Values) -> Document:
         "seed": entry["config"]["trainer"]["seed"],
         "curve": curve,
         "final": entry["validation"],
-        "before": {"loss": curve[0][1], "perplexity": math.exp(curve[0][1])} if base["run"] else None,
+        # `math.exp` raises beyond 709, where a depth that was never trained may begin.
+        "before": {"loss": first, "perplexity": math.exp(first) if first < 709 else None} if base["run"] else None,
         "parameters": entry["parameters"],
     }
 

@@ -23,6 +23,7 @@ from diffeqformer.studies.reproduce.experiments import (
     on_text,
     rate_for,
     rates_of,
+    require_own,
     searches,
     train_all,
     with_length,
@@ -55,7 +56,7 @@ OWN_TABLES: Values = {
 """Settings of the second part other than those of the first: the depths of `depth.always` get the tables."""
 SAME_COMPUTE = ", same compute"
 """Suffix of the kind of models of one depth that have the compute of the elastic one, not its tokens."""
-READ = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 24, 32)
+READ = (*range(1, 17), 24, 32)
 """Depths at which one checkpoint is evaluated, as far as it can run at them."""
 PUZZLE_RATE = 3e-3
 """Peak learning rate of all models on puzzles."""
@@ -115,16 +116,17 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     if arguments.data:
         find_files(arguments.data, "--data")
     folder = folder_for("depth", arguments.to) / arguments.task
+    planned = [run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}")]
     if arguments.list:
         from diffeqformer.runs.folder import settings_of
         from diffeqformer.training.depths import compute_of
 
-        planned = (run for seed in arguments.seeds for run in runs_of(arguments, seed, folder / f"seed-{seed}"))
         each = lambda config: compute_of(config) / config.trainer.updates
         # As training has them: with what only `validate` fills in.
         known = lambda config: settings_of(validate(config))
         runs = ((role["kind"], Path(config.run), known(config), each(config)) for config, role in planned)
         return listed("depth", TITLE, runs, folder)
+    require_own(config for config, _ in planned)
     found: list[Document] = []
     for seed in arguments.seeds:
         rates = rates_of(found[0]) if found else {}
@@ -187,17 +189,16 @@ def runs_of(arguments: Arguments, seed: int, folder: Path) -> Iterator[tuple[Con
             before = compute_of(sharing)
             yield sharing, {"kind": FIRST_PART, "compute": before}
             yield freed, {"kind": kind, "compute": before + compute_of(freed), "updates": updates}
-            continue
-        if kind not in ALONE:
+        elif kind not in ALONE:
             config = config_of(kind, kind)
             yield config, {"kind": kind, "compute": compute_of(config)}
-            continue
-        for steps in arguments.depths:
-            yield config_of(kind, f"{kind}-{steps}", steps=steps), {"kind": kind, "compute": steps * updates}
-            if arguments.same_compute:
-                longer = max(1, round(elastic / steps))
-                config = config_of(kind, f"{kind}-{steps}-same-compute", longer, steps)
-                yield config, {"kind": f"{kind}{SAME_COMPUTE}", "compute": steps * longer}
+        else:
+            for steps in arguments.depths:
+                yield config_of(kind, f"{kind}-{steps}", steps=steps), {"kind": kind, "compute": steps * updates}
+                if arguments.same_compute:
+                    longer = max(1, round(elastic / steps))
+                    config = config_of(kind, f"{kind}-{steps}-same-compute", longer, steps)
+                    yield config, {"kind": f"{kind}{SAME_COMPUTE}", "compute": steps * longer}
 
 
 def freed_config(sharing: Config, folder: str, updates: int) -> Config:

@@ -22,7 +22,7 @@ from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
 from diffeqformer.report.text import MISSING, finite, signed
 from diffeqformer.studies.inputs import Files, Folder, Seeds, folder_for
-from diffeqformer.studies.reproduce.experiments import listed, on_text, train_all, with_length
+from diffeqformer.studies.reproduce.experiments import listed, on_text, require_own, train_all, with_length
 from diffeqformer.studies.study import Result
 
 if TYPE_CHECKING:
@@ -96,6 +96,10 @@ def study(arguments: Arguments, progress: Progress) -> Result:
                  statistics.fmean(run.depths))
                 for seed in arguments.seeds for run in planned(arguments))  # fmt: skip
         return listed("lift", "From lifted to elastic", runs, folder)
+    require_own(
+        _dedicated(arguments, run, seed, folder / f"seed-{seed}")
+        for seed in arguments.seeds for run in planned(arguments) if run.kind == "dedicated"
+    )  # fmt: skip
     found = [reproduce(arguments, seed, folder / f"seed-{seed}", progress) for seed in arguments.seeds]
     return result_of(records(found), arguments.layers, [about(found[0], arguments)], folder)
 
@@ -158,6 +162,12 @@ def _vanilla(arguments: Arguments, updates: int, seed: int) -> Config:
     return on_text(config, arguments.data, arguments.cache)
 
 
+def _dedicated(arguments: Arguments, run: Planned, seed: int, folder: Path) -> Config:
+    """Return the config of a run with the whole budget."""
+    own = {"run": str(folder / run.name), "model.steps": run.depths[0]}
+    return with_values(_vanilla(arguments, arguments.pretraining, seed), own)
+
+
 def _known(arguments: Arguments, run: Planned, seed: int) -> Values:
     """Return the settings of a run's text and length, which are known before there is a base to fine-tune from."""
     from diffeqformer.runs.folder import settings_of
@@ -200,7 +210,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     for run in planned(arguments):
         role, to = {"kind": run.kind, "depths": list(run.depths)}, str(folder / run.name)
         if run.kind == "dedicated":
-            yield with_values(vanilla, {"run": to, "model.steps": run.depths[0]}), role
+            yield _dedicated(arguments, run, seed, folder), role
             continue
         elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
         # The jitter draws which layers are left out.
@@ -231,7 +241,7 @@ def result_of(rows: Sequence[Values], layers: int, about: Sequence[str] = (), fo
     """Report perplexities by depth, and the marks set before the runs; `about` has further sentences."""
     depths = sorted({row["steps"] for row in rows})
     losses = {kind: found for kind in NAMES if (found := means(rows, kind))}
-    cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else "–"
+    cell = lambda kind, depth: f"{math.exp(losses[kind][depth]):.2f}" if depth in losses[kind] else MISSING
     table = Table(
         "Validation perplexity by number of steps",
         ("model", *map(str, depths)),
