@@ -34,7 +34,7 @@ def test_costs_have_a_row_for_every_size(monkeypatch):
 
 
 def test_every_d_emb_of_the_figure_is_a_size():
-    sizes = dict(paper_tables._sizes(paper_tables.shipped("quickstart-diffeqformer")))
+    sizes = paper_tables._sizes(paper_tables.shipped("quickstart-diffeqformer"))
     assert list(sizes) == [4, 8, 24, 48, 144]
     assert [one.model.weights.d_emb for one in sizes.values()] == [4, 8, 24, 48, 144]
 

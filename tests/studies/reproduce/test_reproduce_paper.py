@@ -376,7 +376,7 @@ def test_a_part_of_a_task_is_not_the_task(tmp_path, monkeypatch):
     monkeypatch.setattr(paper_measures, "evaluate_tasks", lambda run, *given, **how: evaluated.append(run) or [])
     for name, one in runs.items():
         found = Trained({OURS: finished(make(tmp_path / name, [one]))}, 0, tmp_path, Silent())
-        paper_measures._evaluate(found, OURS, "sciq", 0)
+        paper_measures._evaluate(found, found.models[OURS], "sciq", 0)
     assert evaluated == [name for name in runs if name != "whole"]
     for name in ("limited", "early", "other scheme"):
         other = finished(make(tmp_path / f"{name}, gpt", [runs[name]], field="llama"))

@@ -88,8 +88,22 @@ def turns(model: ModelConfig, rounds: int, progress: Progress = Silent(), steps:
     return {"sizes": b.sizes_of_model(model), "tokens": TOKENS, "rows": rows}
 
 
-def _predictions(document: b.Document) -> list[b.Row]:
-    return [row for row in document["rows"] if row["part"] == "prediction"]
+def marks(document: b.Document) -> list[str]:
+    """State whether the prediction is there in time at every number of steps."""
+    return [
+        b.mark(f"prediction at {steps} steps under {MARK:g} s", seconds, seconds < MARK)
+        for steps, seconds in _predictions(document).items()
+    ]
+
+
+def _predictions(document: b.Document) -> dict[int, float]:
+    """Return the seconds until the prediction is there, by number of steps."""
+    return {row["steps"]: row["median_seconds"] for row in document["rows"] if row["part"] == "prediction"}
+
+
+def _headline(document: b.Document) -> str:
+    ready = [f"{b.seconds(seconds)} at {steps} steps" for steps, seconds in _predictions(document).items()]
+    return f"After a turn, the prediction is ready in {', '.join(ready)}."
 
 
 BENCHMARK = b.Benchmark(
@@ -98,15 +112,11 @@ BENCHMARK = b.Benchmark(
     "The dial is turned to another number of steps, here alternately to the number in the row and to one less. First "
     "comes the prediction: weights are generated and the text is run through all steps. Then comes the grid: "
     "predictions after every step, and one opened cell. Nothing is compiled after the first turns.",
-    lambda document: "After a turn, the prediction is ready in " + ", ".join(
-        f"{b.seconds(row['median_seconds'])} at {row['steps']} steps" for row in _predictions(document)
-    ) + ".",
+    _headline,
     b.timed_table(
-        "A turn of the dial: {sizes}, {tokens} tokens", {"steps": b.entry("steps"), "part": b.entry("part")},
+        "A turn of the dial: {sizes}, {tokens} tokens",
+        {"steps": b.entry("steps"), "part": b.entry("part")},
         {"processor time": lambda row: b.seconds(row["processor_seconds"])},
     ),
-    lambda document: [
-        b.mark(f"prediction at {row['steps']} steps under {MARK:g} s", seconds, seconds < MARK)
-        for row in _predictions(document) for seconds in [row["median_seconds"]]
-    ],
-)  # fmt: skip
+    marks,
+)

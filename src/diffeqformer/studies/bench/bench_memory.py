@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
@@ -135,9 +134,9 @@ def figures(document: b.Document) -> "tuple[Figure, ...]":
     from diffeqformer.report.figures import NARROW
     from diffeqformer.report.page import Figure
 
-    draw = partial(memory_by_depth, document["rows"])
+    rows = document["rows"]
     caption = "Temporary memory of a gradient against the number of steps, as compiled; both axes are logarithmic."
-    return (Figure("memory", caption, draw(), draw(width=NARROW)),)
+    return (Figure("memory", caption, memory_by_depth(rows), memory_by_depth(rows, width=NARROW)),)
 
 
 def memory_by_depth(rows: Sequence[b.Row], *, width: float = 6.2) -> "Drawing":

@@ -120,7 +120,7 @@ def mesh_for(config: Config, devices: int, device: Device) -> tuple[int, int] | 
     """Return `data` and `fsdp`: weights are sharded over as few devices as their state needs; `None` if none fit."""
     from diffeqformer.runs.footprint import update_footprint
 
-    for fsdp in (cut for cut in (2**power for power in range(11)) if devices % cut == 0):
+    for fsdp in (2**power for power in range(11) if devices % 2**power == 0):
         mesh = (devices // fsdp, fsdp)
         state = update_footprint(with_values(config, _meshed(config, mesh)), compiled=False)
         if state.weights + state.optimizer + state.gradients <= FULL * USABLE * device.memory:
@@ -153,6 +153,7 @@ def on_paper(config: Config, device: Device) -> b.Document:
     # Gradients are written and read; generated weights are written, then read in both passes.
     read = PASSES * state.weights + 2 * state.gradients + 3 * state.generated + traffic(config, tokens // devices)
     return {
+        # `study` takes only cards with links, whose bandwidth is known.
         "tokens": tokens, "compute": operations / device.peak, "memory": read / (device.bandwidth or 1.0),
         "links": sum((one.sent / speed(one, device) for one in exchanged), 0.0),
         "bytes": state.weights + state.optimizer + (temporary or 0), "parameters": numbers._asdict(),

@@ -126,7 +126,7 @@ def summary(times: Sequence[float], reference: Sequence[float]) -> Document:
     """Return the median and quartiles in seconds, the ratio of the medians to the reference's, and the median and
     quartiles of the ratios within each round."""
     ratios = [a / b for a, b in zip(times, reference, strict=True)]
-    quartiles = lambda values: statistics.quantiles(values, n=4)[::2]
+    quartiles = lambda values: statistics.quantiles(values, n=4)[::2]  # of the three, the second is the median
     return {
         "median_seconds": statistics.median(times),
         "quartile_seconds": quartiles(times),

@@ -25,10 +25,10 @@ def adapted_runs(folder: Path, seed: int, other: Sequence[str]) -> Document | No
     """Return one seed's results of fine-tuning at other depths; `None` if it is not finished, or used another text than
     `other`, if given."""
     found = read_results(folder / f"adapt/seed-{seed}" / RESULTS)
-    texts = (
-        [one["config"]["data"]["train"] for one in found["models"] if one["role"]["text"] == "other"] if found else []
-    )
-    return None if other and any(text != list(other) for text in texts) else found
+    if found is None or not other:
+        return found
+    texts = (one["config"]["data"]["train"] for one in found["models"] if one["role"]["text"] == "other")
+    return found if all(text == list(other) for text in texts) else None
 
 
 @cache
@@ -41,8 +41,7 @@ def _require_text(folder: Path, seed: int, progress: Progress) -> None:
     assert document is not None
     entry = next(one for one in document["models"] if one["role"]["text"] == "other")
     config = from_dict(Config, entry["config"])
-    content = prepare(config.data, progress).content
-    require_same_text(path_of(config.run), content, PUT_BACK)
+    require_same_text(path_of(config.run), prepare(config.data, progress).content, PUT_BACK)
 
 
 def _adapted(found: Trained, seed: int) -> Document | None:

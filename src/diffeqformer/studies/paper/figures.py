@@ -87,6 +87,7 @@ def _ticks(axes: Axes, least: float) -> Locator:
     place = axes.transData + axes.transAxes.inverted()
     sizes = [LINEAR * size * 10**power for size in (1, 5, 2) for power in range(6)]
     kept: dict[float, float] = {}
+    # In order of preference, zero and powers of ten first: a tick too near one that is kept is left out.
     for tick in (0.0, *(sign * size for size in sizes for sign in (-1, 1))):
         where = place.transform((tick, 0.0))[0]
         if low <= tick <= high and all(abs(where - other) >= least for other in kept.values()):
@@ -128,15 +129,15 @@ def sizes(runs: Runs, names: Names) -> list[Figure]:
         return []
     d_emb = [float(one.entry["config"]["model"]["weights"]["d_emb"]) for one in there.values()]
     several = [[one for seed in runs.arguments.seeds if (one := runs.trained(name, seed))] for name in there]
+    losses = [[one.entry["validation"]["loss"] for one in seeds] for seeds in several]
     planned = lambda one, size: (planned_memory(one.config, size) or math.nan) / 1e6
     panels = {
-        "loss (nats per token)": {"": [[one.entry["validation"]["loss"] for one in seeds] for seeds in several]},
+        "loss (nats per token)": {"": losses},
         "parameters stored (millions)": {"": [[one.entry["parameters"]["stored"] / 1e6] for one in there.values()]},
         "memory of an update (MB)": {
             f"{size} sequences": [[planned(one, size)] for one in there.values()] for size in BATCH_SIZES
         },
     }
-    losses = panels["loss (nats per token)"][""]
     best = min(range(len(losses)), key=lambda place: np.mean(losses[place]))
     said = (
         f"d_emb {d_emb[best]:g} has the lowest validation loss, {np.mean(losses[best]):.3f} nats per token. Against "
@@ -254,7 +255,7 @@ def tasks(runs: Runs, names: Names) -> list[Figure]:
         compared = compare_runs(*(one.config.run for one in there.values()))
     except BadInput:
         return []
-    *_, found = ("", *findings(compared))
+    *_, found = ("", *findings(compared))  # the last, if there is one
     said = f"{found} Accuracies with standard errors, and differences with 95 % intervals over items."
     there = {row.task for row in compared.rows}
     if lacking := [name for name in TASKS if name not in there]:

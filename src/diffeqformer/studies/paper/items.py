@@ -238,7 +238,8 @@ ITEMS = {
         "overfits, and the effect is zero.",
         layout="Validation perplexity while fine-tuning, a curve per depth and GPT's; LoRA and full, both directions.",
         figures=((draw.adaptation, ()),),
-        length=4 + 44 * TUNING,  # with the search, which only the first seed needs
+        # 4 runs of pretraining; 20 of fine-tuning, and 3 more for each of 8 searches, which only the first seed needs.
+        length=4 + 44 * TUNING,
     ),
     "figure-7": Item(
         "figure 7, C.5",
@@ -320,10 +321,8 @@ ITEMS = {
             lower("diffeqformer-normed-long", "gpt-normed", "with it and steps of 1 DiffEqFormer is better than GPT"),
             lower("smooth-normed", "gpt-normed", "means over steps of knots are better than a table, both normalised"),
         ),
-        figures=(
-            (draw.curves, ("gpt", OURS, "gpt-normed", "smooth-normed", "diffeqformer-normed",
-                           "diffeqformer-normed-long")),
-        ),
+        figures=((draw.curves, ("gpt", OURS, "gpt-normed", "smooth-normed", "diffeqformer-normed",
+                                "diffeqformer-normed-long")),),
     ),
     "ours": Item(
         "not in the paper, what comparisons rest on",

@@ -58,7 +58,7 @@ def gain(found: Trained, better: str, worse: str) -> float:
 
 def lower(better: str, worse: str, sentence: str, question: str = "") -> Claim:
     """Return the claim that one model has a lower loss than another."""
-    unit = "nats per token, the other's loss minus its own"
+    unit = f"{NATS}, the other's loss minus its own"
     return Claim(sentence, unit, (better, worse), lambda found: gain(found, better, worse), question=question)
 
 
@@ -225,14 +225,15 @@ def task(found: Trained, name: str, shots: int, metric: str = "acc") -> float | 
     """Return DiffEqFormer's lead over GPT on a task: the difference of accuracies, or for `perplexity` the logarithm of
     GPT's over its own.
     """
+    pair = found.models[OURS], found.models["gpt"]
     if found.train:
-        for one in (OURS, "gpt"):
+        for one in pair:
             _evaluate(found, one, name, shots)
-    compared = compare_runs(*(found.models[one].config.run for one in (OURS, "gpt")))
-    sides = zip(compared.sides, (OURS, "gpt"), strict=True)
-    known = [(side.tasks.get((name, shots, None, None)), found.models[model]) for side, model in sides]
-    if any(one is None or not _is_of(one, model) for one, model in known):
-        return None
+    compared = compare_runs(*(one.config.run for one in pair))
+    for side, one in zip(compared.sides, pair, strict=True):
+        known = side.tasks.get((name, shots, None, None))  # on all items, generated as the task itself says
+        if known is None or not _is_of(known, one):
+            return None
     asked = name, shots, None, metric
     rows = [row.values for row in compared.rows if (row.task, row.fewshot, row.limit, row.metric) == asked]
     if not rows or None in rows[0]:
@@ -250,14 +251,14 @@ def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None
     return 0.01 - abs(sum(known) / len(known)) if 2 * len(known) > len(names) else None
 
 
-def _evaluate(found: Trained, model: str, name: str, shots: int) -> None:
+def _evaluate(found: Trained, one: Finished, name: str, shots: int) -> None:
     """Evaluate a run on all of a task, unless that is done already or the task is unavailable."""
-    one = found.models[model]
     run = Path(one.config.run)
     if (tasks := _tasks(name, shots, found.tasks, found.progress)) is None:
         return
     known = evaluations(run, open_config(run)).get((name, shots, None, None))
     if known is None or not _is_of(known, one) or not tasks.are_those_of(known):
+        # Each document is written as the iterator comes to it; none is needed here.
         deque(evaluate_tasks(load_run(run), tasks, num_fewshot=shots, progress=found.progress), maxlen=0)
 
 

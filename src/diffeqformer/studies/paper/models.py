@@ -15,7 +15,8 @@ REPEATS = {
     "model.steps": 2, "model.width": 48, "model.heads": 2, "model.hidden": None, "model.context": 64,
     "model.embedding_norm": True, "data.tokenizer_vocabulary": 300, "trainer.batch_size": 64,
 }  # fmt: skip
-"""Settings with the two layers that an induction head needs: one looks one token back, and one looks for that token."""
+"""Settings with the two layers that an induction head needs: one looks one token back, and one looks for that token.
+Sizes and rate were found by trial: with them such heads come within some hundred updates."""
 MEANS = {"model.weights": {"kind": "knots", "average": True}}
 D_EMB = (4, 8, 24, 144)
 

@@ -92,6 +92,7 @@ def read(path: Path, of: Values) -> Record:
 
 def _parsed(document: Values, of: Values) -> Record:
     """Parse a record; raise one of Python's own errors if the document is not a record."""
+    # Records that were written before figures, tables and texts were kept have none.
     known, figures, tables = document["of"], document.get("figures", {}), document.get("tables", {})
     texts = document.get("texts", {})
     if any(type(known[name]) is not kind for name, kind in (("scale", str), ("updates", int), ("text", str))):

@@ -1,6 +1,6 @@
 """Tables of the paper's items that no claim is based on: measured once, kept with the runs and in the record."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from statistics import median
 
@@ -23,7 +23,7 @@ ROUNDS = 5
 
 def costs(progress: Progress, configs: Mapping[int, Config] | None = None) -> Table:
     """Measure stored parameters, an update's memory as compiled, and tokens per second by d_emb, at two batch sizes."""
-    configs = configs or dict(_sizes(shipped(f"quickstart-{OURS}")))
+    configs = configs or _sizes(shipped(f"quickstart-{OURS}"))
     speeds = [_speeds(configs, size, progress) for size in BATCH_SIZES]
     megabytes = lambda config, size: None if (known := planned_memory(config, size)) is None else known / 1e6
     rows = [
@@ -37,11 +37,11 @@ def costs(progress: Progress, configs: Mapping[int, Config] | None = None) -> Ta
     return Table(f"What d_emb costs\n{said}", columns, rows)
 
 
-def _sizes(config: Config) -> Iterator[tuple[int, Config]]:
-    """Yield the config with every d_emb of figure 14."""
+def _sizes(config: Config) -> dict[int, Config]:
+    """Return the config with every d_emb of figure 14."""
     assert config.model.time is not None
-    for d_emb in sorted((*D_EMB, config.model.time.d_emb)):
-        yield d_emb, with_values(config, {"model.weights.d_emb": d_emb})
+    sizes = sorted((*D_EMB, config.model.time.d_emb))
+    return {d_emb: with_values(config, {"model.weights.d_emb": d_emb}) for d_emb in sizes}
 
 
 def _speeds(configs: Mapping[int, Config], size: int, progress: Progress) -> dict[int, float]:

@@ -126,7 +126,8 @@ def _curves(axis: Axes, records: Sequence[Record], systems: Sequence[System]) ->
         ]
         if mean:
             drawn += [y for _, y in mean]
-            axis.plot(*zip(*thin(mean), strict=True), **_look(systems, one), markevery=max(1, len(thin(mean)) // 8))
+            shown = thin(mean)
+            axis.plot(*zip(*shown, strict=True), **_look(systems, one), markevery=max(1, len(shown) // 8))
     most = MOST * min(drawn, default=0)
     perplexity_scale(axis, [min(y, most) for y in drawn], "validation perplexity")
     if drawn and max(drawn) > most:

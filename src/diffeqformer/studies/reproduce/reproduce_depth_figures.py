@@ -255,6 +255,7 @@ def equivalent_depths(records: Sequence[Record]) -> dict[int, float]:
     falling = [n for i, n in enumerate(gpt) if all(gpt[n] < gpt[m] for m in list(gpt)[:i])]
     if len(falling) < 2:
         return {}
+    # Reversed, since `np.interp` needs the losses to rise.
     losses, depths = [gpt[n] for n in reversed(falling)], [math.log(n) for n in reversed(falling)]
     inside = {n: y for n, y in means(records, "elastic").items() if losses[0] <= y <= losses[-1]}
     return {n: math.exp(float(np.interp(y, losses, depths))) for n, y in inside.items()}

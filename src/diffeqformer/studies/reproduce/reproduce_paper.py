@@ -6,7 +6,7 @@ in `claims`, the runs in `runs`, the page in `article`.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from diffeqformer.config.bounds import require_once
 from diffeqformer.data.documents import find_files
@@ -19,9 +19,9 @@ from diffeqformer.store.digests import file_digest
 from diffeqformer.store.files import read_sealed, write_output, write_sealed
 from diffeqformer.store.paths import path_of
 from diffeqformer.studies.paper import record as paper_record
-from diffeqformer.studies.paper.claims import FINE_TUNED, Claim, Model, Trained, Verdict, judge, models_of
+from diffeqformer.studies.paper.claims import FINE_TUNED, Claim, Trained, Verdict, judge, models_of
 from diffeqformer.studies.paper.record import Record
-from diffeqformer.studies.paper.runs import Arguments, Runs, Scale
+from diffeqformer.studies.paper.runs import Arguments, Runs
 from diffeqformer.studies.study import Result
 
 __all__ = ["Arguments", "study", "write"]
@@ -43,9 +43,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     for name in names:
         if name not in ITEMS:
             raise BadInput(f"there is no item {name!r}; the items are {', '.join(ITEMS)}.")
-    models: Mapping[Scale, Mapping[str, Model]] = {"laptop": MODELS, "gpu": GPU_MODELS}
     record = paper_record.read(path_of(arguments.record), arguments.of) if arguments.record else Record(arguments.of)
-    runs = Runs(arguments, models[arguments.scale], progress, record.rates)
+    runs = Runs(arguments, GPU_MODELS if arguments.scale == "gpu" else MODELS, progress, record.rates)
     if arguments.list:
         return listed(names, runs, record)
     if arguments.scale == "gpu" and not arguments.finished:
