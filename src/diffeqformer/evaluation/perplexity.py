@@ -84,6 +84,7 @@ def evaluate_in_turns(
     **Raises:** `RunFailed` if adaptive steps do not reach the end of depth; `BadInput` if no prediction counts.
     """
     batches = list(batches)  # a split's tokens are small compared to activations
+    only = len(batches) == 1
     tallies = [_Tally(model, steps, block) for model, steps in turns]
     with (progress or Silent()).stage(name, len(batches) * len(tallies)) as stage:
         for number, (ids, mask) in enumerate(batches):
@@ -91,7 +92,7 @@ def evaluate_in_turns(
                 # Here, since inside the compiled sum ids are traced: JAX would clip invalid ones in silence.
                 require_tokens(np.asarray(ids), tally.model.embedding.tokens.shape[0])
                 batch = shared_batch(ids), shared_batch(np.asarray(mask, bool))
-                if only := len(batches) == 1:
+                if only:
                     tally.losses(*batch)
                 tally.add(*batch, timed=only or number > 0)
                 stage.advance(1, f"{tally.nats / tally.count:.4f} nats" if len(tallies) == 1 and tally.count else "")

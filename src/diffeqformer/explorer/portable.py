@@ -208,7 +208,7 @@ def _time_rows(weights: TimeWeights, arrays: Arrays) -> None:
     def network(name: str, own: TimeNetwork) -> None:
         for part, linear in (("first", own.first), ("second", own.second)):
             for leaf, values in vars(linear).items():
-                arrays.add(f"{name}.{part}.{leaf}", values, "<f4")  # as in training, whatever the weights have
+                arrays.add(f"{name}.{part}.{leaf}", values, "<f4")  # at any size, as in training
 
     def rows(name: str, constant: Any, projection: Any) -> None:
         if projection is not None:
