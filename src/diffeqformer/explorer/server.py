@@ -50,7 +50,7 @@ def serve(
         timeout = 30  # seconds for a question to arrive
 
         def do_GET(self) -> None:
-            asked = self.path.removeprefix(root) if self._is_ours() and self.path.startswith(root) else None
+            asked = self._asked()
             file = None if asked is None else _file_of(runs, asked)
             if asked == "":
                 self._send(200, KINDS[".html"], page)
@@ -60,8 +60,7 @@ def serve(
                 self._refuse(404, "there is no such page.")
 
         def do_POST(self) -> None:
-            answer = answers.get(self.path.removeprefix(root)) if self.path.startswith(root) else None
-            if not self._is_ours() or answer is None:
+            if (answer := answers.get(self._asked() or "")) is None:
                 return self._refuse(404, "there is no such question.")
             length = self.headers.get("Content-Length", "")
             # `int` reads digits of any script, and raises for thousands of them.
@@ -81,9 +80,11 @@ def serve(
             except Exception as error:  # the page keeps working
                 self._refuse(500, said_of(error))
 
-        def _is_ours(self) -> bool:
-            """Whether the request was made to this address: another site's host name may resolve to it."""
-            return self.headers.get("Host", "") == host
+        def _asked(self) -> str | None:
+            """Return what is asked for below `root`; `None` if the request was made to another address, since another
+            site's host name may resolve to this one."""
+            ours = self.headers.get("Host", "") == host and self.path.startswith(root)
+            return self.path.removeprefix(root) if ours else None
 
         def _refuse(self, status: int, said: str) -> None:
             self._send(status, "application/json", json.dumps({"error": said}))
