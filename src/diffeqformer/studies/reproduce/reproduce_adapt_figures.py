@@ -120,8 +120,8 @@ def _curves(axis: Axes, records: Sequence[Record], systems: Sequence[System]) ->
     for one in systems:
         curves = [dict(finite_points(r.get("curve") or ())) for r in _of(records, one)]
         mean = [
-            # `math.exp` raises beyond 709.
-            (update, statistics.fmean(math.exp(min(c[update], 700.0)) for c in curves if update in c))
+            # `math.exp` raises beyond 709, and the margin of a logarithmic axis overflows before that.
+            (update, statistics.fmean(math.exp(min(c[update], 300.0)) for c in curves if update in c))
             for update in sorted({update for curve in curves for update in curve})
         ]
         if mean:
