@@ -34,16 +34,26 @@ if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 4e9:  # a container may 
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
-MOST_BYTES = 3_000_000_000
-"""Of a worker's memory after a file of tests."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def most_bytes() -> float:
+    """Return how much memory a worker may hold after a file of tests: its part of half of all, and at least 3 GB."""
+    memory, container = os.sysconf("SC_PHYS_PAGES") * PAGE, Path("/sys/fs/cgroup/memory.max")
+    if container.exists() and (limit := container.read_text().strip()).isdigit():  # else "max"
+        memory = min(memory, int(limit))
+    return max(3e9, memory / 2 / int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded_memory():
-    """JAX keeps every program that it has compiled: without this, a worker held 6.8 GB in the end."""
+    """JAX keeps every program that it has compiled: without this, a worker held 6.8 GB in the end.
+
+    Clearing takes 3 s, and what later files share with earlier ones is compiled again: it is done as seldom as can be.
+    """
     yield
     memory = Path("/proc/self/statm")
-    if memory.exists() and int(memory.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > MOST_BYTES:
+    if memory.exists() and int(memory.read_text().split()[1]) * PAGE > most_bytes():
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # else glibc keeps what is free
