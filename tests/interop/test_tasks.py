@@ -121,6 +121,18 @@ def test_settings_of_generation_override_those_of_the_task(
     assert {(plan.new_tokens, plan.temperature) for plan in plans} == {(new, temperature)}
 
 
+def test_tasks_are_the_same_for_each_evaluation(folder, tasks, tmp_path):
+    """The harness writes settings into them, where a second evaluation found those of the first."""
+    run, loaded = replace(harness.load_run(folder), folder=tmp_path), Tasks(["answers"], [str(tasks)])
+    (one,) = loaded.loaded["answers"]
+    settings = lambda: (one.get_config("num_fewshot"), dict(one.get_config("generation_kwargs")))
+    before = settings()
+    list(evaluate_tasks(run, loaded, num_fewshot=1, gen_kwargs="until=!"))
+    assert settings() == before
+    (document,) = evaluate_tasks(run, loaded)
+    assert document["num_fewshot"] == {"answers": 0} and settings() == before
+
+
 def test_a_task_that_takes_no_examples_says_so(folder, tasks, tmp_path, capsys):
     """Its file is named by what was run."""
     (tmp_path / "choices.yaml").write_text((tasks / "choices.yaml").read_text() + "num_fewshot: 0\n")

@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness on a run: found by name, evaluated one after the other, results kept with the run."""
 
 import contextlib
+import copy
 import difflib
 import re
 import sys
@@ -130,7 +131,7 @@ def evaluate_tasks(
         # The harness leaves these as they are, and says so only in its log.
         if num_fewshot and (fixed := [one for one in parts if one.get_config("num_fewshot") == 0]):
             progress.say(f"--num-fewshot is {num_fewshot}, but {len(fixed)} of {len(parts)} tasks ask for no examples.")
-        with contextlib.redirect_stdout(sys.stderr):  # the harness prints
+        with contextlib.redirect_stdout(sys.stderr), _put_back(parts):  # the harness prints
             found = evaluate(
                 model,
                 tasks=loaded,
@@ -170,6 +171,19 @@ def evaluate_tasks(
 def _single(loaded: Sequence[Any]) -> list[Any]:
     """Return the tasks among `loaded`, and those of its groups."""
     return [task for one in loaded for task in (one.get_all_tasks() if hasattr(one, "get_all_tasks") else [one])]
+
+
+@contextlib.contextmanager
+def _put_back(tasks: Sequence[Any]) -> Iterator[None]:
+    """Put back what the harness writes into tasks, so that the next evaluation finds them as they were loaded."""
+    written = ("num_fewshot", "generation_kwargs")
+    before = [{name: copy.deepcopy(task.get_config(name)) for name in written} for task in tasks]
+    try:
+        yield
+    finally:
+        for task, settings in zip(tasks, before, strict=True):
+            for name, value in settings.items():
+                task.set_config(name, value)
 
 
 def _overriding(asked: Document, lengths: Sequence[str]) -> Document:

@@ -254,7 +254,7 @@ def comparable(found: Trained, names: Sequence[str], shots: int) -> float | None
 def _evaluate(found: Trained, one: Finished, name: str, shots: int) -> None:
     """Evaluate a run on all of a task, unless that is done already or the task is unavailable."""
     run = Path(one.config.run)
-    if (tasks := _tasks(name, shots, found.tasks, found.progress)) is None:
+    if (tasks := _tasks(name, found.tasks, found.progress)) is None:
         return
     known = evaluations(run, open_config(run)).get((name, shots, None, None))
     if known is None or not _is_of(known, one) or not tasks.are_those_of(known):
@@ -270,18 +270,8 @@ def _is_of(evaluation: Values, one: Finished) -> bool:
 
 
 @cache
-def _tasks(name: str, shots: int, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
-    """Load a task with its data; `None` if it is unavailable.
-
-    The harness writes `shots` into a task, where it stays, so each number of shots has its own copy.
-    """
-    first = _had(name, folders, progress)
-    return Tasks([name], folders) if first is not None and shots else first
-
-
-@cache
-def _had(name: str, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
-    """Load an unmodified task; `None`, reported once, if it is unavailable: a missing hub takes a minute to notice."""
+def _tasks(name: str, folders: tuple[str, ...], progress: Progress) -> Tasks | None:
+    """Load a task with its data; `None`, reported once, if it is unavailable: noticing that takes a minute."""
     try:
         return Tasks([name], folders)
     except BadInput as error:
