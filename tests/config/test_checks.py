@@ -1,7 +1,10 @@
 """Settings that do not fit each other are refused in one sentence that names them; what nothing reads is no key."""
 
+import ast
 import dataclasses
-from typing import Any
+import inspect
+from itertools import pairwise
+from typing import Any, get_args
 
 import pytest
 
@@ -26,6 +29,7 @@ from diffeqformer.config import (
     validate_model,
     with_values,
 )
+from diffeqformer.config.strict import hints_of
 from diffeqformer.errors import BadInput
 from diffeqformer.model.count import vanilla_twin
 from diffeqformer.ode.schemes import SCHEMES
@@ -275,3 +279,27 @@ def test_a_resolved_config_stays_valid_with_its_defaults_written_out(path, tmp_p
 def test_a_populated_model_has_a_valid_config(config):
     validate_model(model_of(config).populate().config)
     validate_model(vanilla_twin(dataclasses.replace(config, dropout=DropoutConfig(0.1, 0.1, 0.1))))
+
+
+def sections_of(cls: type) -> set[type]:
+    """Return a section and all that may stand inside it."""
+    inside = [
+        one for hint in hints_of(cls).values() for one in (hint, *get_args(hint)) if dataclasses.is_dataclass(one)
+    ]
+    return {cls}.union(*map(sections_of, inside))
+
+
+def test_every_setting_says_what_it_is():
+    """In the help of `train`, which reads the strings below the fields."""
+    silent = []
+    for section in sections_of(Config) - {Config}:
+        (tree,) = ast.parse(inspect.getsource(section)).body
+        assert isinstance(tree, ast.ClassDef)
+        for one, following in pairwise([*tree.body, None]):
+            if not isinstance(one, ast.AnnAssign) or isinstance(following, ast.Expr):
+                continue
+            name = ast.unparse(one.target)
+            inner = any(map(dataclasses.is_dataclass, (hint := hints_of(section).get(name), *get_args(hint))))
+            if name not in ("kind", "builder") and not inner:
+                silent.append(f"{section.__name__}.{name}")
+    assert silent == ["OwnConfig.head_width", "OwnConfig.final_norm_epsilon"]  # which kv_heads speaks for

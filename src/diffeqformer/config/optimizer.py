@@ -46,6 +46,7 @@ class LastConfig(Section):
 
     kind: Literal["last"] = dataclasses.field(default="last", kw_only=True)
     updates: int = setting(100, least=1, most=INT32)
+    """How many of the last updates."""
 
 
 ScheduleSection = ScheduleConfig | TrapezoidalConfig
@@ -59,6 +60,7 @@ class OptimizerConfig(Choosing):
     """Clipping, a rule of Optax for some roles and AdamW for the others, a schedule, a guard and an average."""
 
     learning_rate: float = setting(1e-3, positive=True)
+    """The highest, after warm-up."""
     rule: Literal["adamw", "muon", "adafactor", "lion"] = "adamw"
     """What moves the parameters of `rule_roles`; AdamW moves the others. Muon's steps are scaled to the size of
     AdamW's; its momentum is 0.95. Lion wants a third to a tenth of the learning rate."""
@@ -71,7 +73,9 @@ class OptimizerConfig(Choosing):
     b2: float = setting(0.95, fraction=True)
     """Beta 2 of AdamW and Lion."""
     epsilon: float = setting(1e-8, positive=True)
+    """Added to the root of the mean squared gradient, which AdamW divides by."""
     weight_decay: float = setting(0.1, not_negative=True)
+    """Each update takes this times the learning rate off a parameter, as a fraction of it, whatever its gradient."""
     decay_roles: tuple[Role, ...] = ("embedding", "matrix")
     """Roles of the parameters that decay; `time` (all of a time-dependent weight) is best left out."""
     train_roles: tuple[Role, ...] = ("embedding", "matrix", "bias", "norm", "time", "adapter")
@@ -80,9 +84,11 @@ class OptimizerConfig(Choosing):
     """Multiple of the learning rate for embeddings and an untied head, decay included. With embeddings as small as
     `model.init_std` and no `model.embedding_norm`, 4 is better than 1 in short runs (docs/own-training.md)."""
     warmup_fraction: float = setting(0.01, fraction=True)
+    """Fraction of the updates, the first ones, in which the learning rate rises in a line."""
     final_fraction: float = setting(0.1, not_negative=True, most=1)
     """Learning rate at the end, as a fraction of the peak; a `constant` one stays at the peak."""
     clip_norm: float = setting(1.0, positive=True)
+    """Largest global norm of the gradient; a longer one is scaled down to it."""
     spike: float | None = setting(None, least=1, positive=True)
     """An update whose gradient is this many times longer than usual is skipped, and reported; if not given, none is."""
     average: AverageSection | None = None

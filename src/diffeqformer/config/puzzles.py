@@ -14,7 +14,9 @@ class Problems(Section):
     problems: int = setting(200_000, least=2, most=INT32)
     """Problems of the training split."""
     validation_problems: int = setting(2_000, least=1, most=INT32)
+    """Problems of the validation split."""
     seed: int = setting(0, least=0, most=INT32)
+    """Seed of the problems of both splits."""
 
 
 @dataclass(frozen=True)

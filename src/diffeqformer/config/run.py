@@ -51,7 +51,9 @@ class DataConfig:
     text_field: str = "text"
     """The field of a JSON line or of a table that holds the text."""
     validation_fraction: float = setting(0.05, fraction=True)
+    """Fraction of the text that is held out for validation, where nothing else is."""
     split_seed: int = setting(2357, least=0, most=2**63 - 1)
+    """Seed of which documents are held out."""
     tokenizer: str = "train"
     """`train` (on the training split), a folder or file, or a hub name such as `gpt2`."""
     tokenizer_vocabulary: int = setting(2048, least=257, most=SIZES)
@@ -67,13 +69,17 @@ class TrainerConfig:
     """Length of a run and what it keeps."""
 
     updates: int = setting(1500, least=1, most=INT32)
+    """Length of training."""
     batch_size: int = setting(16, least=1, most=SIZES)
     """Sequences per update, over all devices and accumulated parts."""
     accumulation: int = setting(1, least=1, most=SIZES)
     """Parts that each batch is split into, computed one after the other to save memory."""
     seed: int = setting(0, least=0, most=UINT32)
+    """Seed of initial weights, order of batches, dropout and drawn depths."""
     log_every: int = setting(10, least=1, most=INT32)
+    """Updates between writes of `metrics.jsonl`, which has a line for each."""
     evaluate_every: int = setting(250, least=1, most=INT32)
+    """Updates between evaluations on the validation split."""
     evaluate_batches: int = setting(16, least=0, most=INT32)
     """Validation batches of intermediate evaluations, spread over the split; 0 for all.
 
@@ -83,6 +89,7 @@ class TrainerConfig:
     checkpoint_minutes: float = setting(10.0, not_negative=True)
     """Minutes between checkpoints; 0 for none by time."""
     keep_last: int = setting(2, least=1, most=SIZES)
+    """Newest checkpoints kept."""
     keep_best: int = setting(1, least=0, most=SIZES)
     """Checkpoints of lowest validation loss kept besides; unless 0, an evaluation that finds a new lowest saves one."""
     samples: tuple[str, ...] = ()

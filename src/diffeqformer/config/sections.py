@@ -201,6 +201,7 @@ class RotaryScalingConfig:
     """Llama 3's rotary embedding: slow frequencies divided by a factor, so that texts can be longer than trained."""
 
     factor: float = setting(8.0, positive=True)
+    """How many times longer texts can be."""
     low_freq_factor: float = setting(1.0, positive=True)
     """Frequencies that turn fewer times over the original context are divided by `factor`."""
     high_freq_factor: float = setting(4.0, positive=True)
@@ -324,8 +325,11 @@ class DropoutConfig:
     """Probabilities of dropping, in training only."""
 
     embedding: float = setting(0.0, fraction=True)
+    """Of an entry of the state at depth 0."""
     attention: float = setting(0.0, fraction=True)
+    """Of an attention weight."""
     residual: float = setting(0.0, fraction=True)
+    """Of an entry of what attention and feed-forward add to the state."""
 
 
 WeightsConfig = TimeConfig | KnotsConfig | LevelsConfig | LayerConfig | LayerDropConfig | SharedConfig | OwnConfig
