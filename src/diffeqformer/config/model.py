@@ -54,7 +54,7 @@ class ModelConfig(Choosing):
     """Length of the depth interval: 1 (steps of 1/steps), the number of steps (steps of 1, as vanilla models), or a
     number."""
     steps: int = setting(6, least=1, most=MOST_STEPS)
-    """Depth steps, of the scheme; of a table of layers, their number."""
+    """Number of depth steps; for a table of layers, the number of layers."""
     first_step: float | None = setting(None, positive=True, fraction=True)
     """Length of the first step as a fraction of depth, whatever the number of steps; the others share the rest equally.
     If not given, all steps are equal."""
@@ -66,7 +66,7 @@ class ModelConfig(Choosing):
     """The steps + 1 times from 0 to 1 between unequal steps, as `populate` leaves them; if empty, steps are equal,
     or follow `first_step` or `spacing`."""
     width: int = setting(128, least=1, most=SIZES)
-    """Numbers in the state of a token."""
+    """Size of the state of each token."""
     heads: int = setting(4, least=1, most=SIZES)
     """Attention heads."""
     hidden: int | None = setting(None, least=1, most=SIZES)
@@ -76,7 +76,7 @@ class ModelConfig(Choosing):
     vocabulary: int | None = setting(None, least=1, most=MOST_ENTRIES)
     """Entries of the embedding; the tokenizer's own size if not given."""
     norm_epsilon: float = setting(1e-5, positive=True)
-    """Added to the mean square, or the variance, that a norm divides by the root of."""
+    """Added to the variance, or to the mean square in Llama's norms, before the root is taken."""
     init_std: float = setting(0.02, positive=True)
     """Standard deviation of initial embeddings and of initial block matrices, generated ones included."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"

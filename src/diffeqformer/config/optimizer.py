@@ -84,7 +84,7 @@ class OptimizerConfig(Choosing):
     """Multiple of the learning rate for embeddings and an untied head, decay included. With embeddings as small as
     `model.init_std` and no `model.embedding_norm`, 4 is better than 1 in short runs (docs/own-training.md)."""
     warmup_fraction: float = setting(0.01, fraction=True)
-    """Fraction of the updates, the first ones, in which the learning rate rises in a line."""
+    """Fraction of the updates, the first ones, in which the learning rate rises linearly."""
     final_fraction: float = setting(0.1, not_negative=True, most=1)
     """Learning rate at the end, as a fraction of the peak; a `constant` one stays at the peak."""
     clip_norm: float = setting(1.0, positive=True)

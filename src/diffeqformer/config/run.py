@@ -69,7 +69,7 @@ class TrainerConfig:
     """Length of a run and what it keeps."""
 
     updates: int = setting(1500, least=1, most=INT32)
-    """Length of training."""
+    """Number of updates in all."""
     batch_size: int = setting(16, least=1, most=SIZES)
     """Sequences per update, over all devices and accumulated parts."""
     accumulation: int = setting(1, least=1, most=SIZES)
