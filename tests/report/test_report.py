@@ -427,6 +427,9 @@ def test_the_table_of_results_names_all_depths_that_updates_were_made_at(depth, 
     results["models"][0] |= {"drawn": []}
     results["models"][0]["config"]["depth"] |= depth
     assert cell in run_report(results).tables[0].rows[0]
+    # A list of many depths takes several lines, so that the table is no wider than the page.
+    kinds = re.search(rf'class="([a-z ]*)">{re.escape(cell)}</td>', render(results))[1].split()
+    assert ("long" in kinds) == (len(cell) > 20)
 
 
 def test_small_probabilities_keep_two_digits():
