@@ -104,6 +104,14 @@ def test_depths_are_compared_within_each_seed():
     assert DEEPER not in verdicts(found[:1])  # no seed has both
 
 
+def test_the_spread_of_a_gain_is_in_per_cent_as_the_gain_is():
+    falls = (0.171, 0.223, 0.139)  # of perplexity: their standard deviation is 4.24 per cent, but 0.0518 nats
+    found = [record("elastic", steps, loss, seed) for seed, fall in enumerate(falls)
+             for steps, loss in ((4, 2.0), (16, 2.0 + math.log1p(-fall)))]  # fmt: skip
+    (row,) = [row for row in judgement(found).rows if row[0] == DEEPER]
+    assert row[1:] == ("−17.8 % ± 4.2", "holds")
+
+
 @pytest.mark.parametrize(("steps", "mark"), [(16, DEEPER), (4, DEEPER), (4, NEAR), (16, RISES)])
 def test_no_mark_holds_where_one_seed_is_not_finite(steps, mark):
     found = [

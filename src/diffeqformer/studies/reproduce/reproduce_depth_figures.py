@@ -191,7 +191,9 @@ def _deeper(records: Sequence[Record]) -> Iterator[Row]:
     if all(map(finite, sum(pairs, ()))):
         gains = [below - above for below, above in pairs]
         gain, spread = statistics.fmean(gains), statistics.stdev(gains) if len(gains) > 1 else None
-        found = f"{_percent(gain)}{f' ± {100 * spread:.1f}' if spread is not None else ', one seed'}"
+        # In the unit of what it is beside, per cent of perplexity; the mark is in nats.
+        points = None if spread is None else statistics.stdev(100 * math.expm1(one) for one in gains)
+        found = f"{_percent(gain)}{', one seed' if points is None else f' ± {points:.1f}'}"
         # False if the mean misses the mark; else, with one seed, None: there is no deviation to compare with.
         holds = math.exp(gain) <= 1 - GAIN and (None if spread is None else -gain > 2 * spread)
     yield _row(mark, found, holds)
