@@ -211,6 +211,20 @@ def test_groups_are_compared_by_all_items_of_their_parts(tmp_path):
     assert row.items == 5 and row.difference.value == pytest.approx(-0.2)
 
 
+def test_a_groups_better_model_is_that_of_the_difference_that_is_tested(tmp_path):
+    groups = []
+    for small, large in ((0.0, 80), (1.0, 40)):  # task means 0.4 and 0.7; of all items 80 and 50 of 110
+        scores = {"a": [small] * 10, "b": [1.0] * large + [0.0] * (100 - large)}
+        group = document("both", [(small + large / 100) / 2], num_fewshot=dict.fromkeys(scores, 0))
+        group |= {"items": {name: {"acc,none": own} for name, own in scores.items()}, "samples": {"a": 10, "b": 100}}
+        group["results"][0]["group"] = True
+        groups.append(group)
+    one, other = make(tmp_path / "one", [groups[0]]), make(tmp_path / "other", [groups[1]], 3.0, field="llama")
+    found = compare_runs(one, other)
+    assert found.rows[0].values == (0.4, 0.7) and found.rows[0].difference.value == pytest.approx(30 / 110)
+    assert findings(found)[1].startswith("Vanilla GPT is significantly better on both;")
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_a_group_within_a_group_is_compared_by_its_own_items_alone(tmp_path, known):
     scores = {"a": [1.0, 0.0, 1.0], "b": [0.0, 1.0], "c": [1.0, 1.0]}

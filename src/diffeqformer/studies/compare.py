@@ -261,7 +261,10 @@ def p_value(p: float | None) -> str:
 
 
 def _ahead(row: "Row") -> int:
-    """Index of the model with the better value."""
+    """Index of the better model: of accuracies by the difference that is tested, as the value of a group may be a mean
+    of its tasks that ranks the two the other way; else by the value."""
+    if row.is_accuracy and row.difference:
+        return int(row.difference.value < 0)
     one, other = (value or 0.0 for value in row.values)
     return int((one > other) == (row.higher_is_better is False))
 
