@@ -85,6 +85,7 @@ def test_what_is_compared_and_said(pair):
         "significantly after Holm's correction.",
     ]
     assert "Not evaluated in Vanilla Llama: sciq." in remarks(found)
+    assert not any("of the values" in one for one in remarks(found))
     table = tasks_table(found)
     assert dict(zip(table.columns, table.rows[0], strict=True)) == {
         "task": "piqa", "metric": "acc", "Vanilla GPT": "0.7500 ± 0.0100", "Vanilla Llama": "0.2500 ± 0.0100",
@@ -223,6 +224,7 @@ def test_a_groups_better_model_is_that_of_the_difference_that_is_tested(tmp_path
     found = compare_runs(one, other)
     assert found.rows[0].values == (0.4, 0.7) and found.rows[0].difference.value == pytest.approx(30 / 110)
     assert findings(found)[1].startswith("Vanilla GPT is significantly better on both;")
+    assert remarks(found)[-1].endswith("not that of the values: both (+0.2727).")
 
 
 @pytest.mark.parametrize("known", [True, False])

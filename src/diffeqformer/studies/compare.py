@@ -183,6 +183,13 @@ def remarks(comparison: "Comparison") -> list[str]:
             f"Differences are tested item by item ({join([f'{test} test' for test in tests])}, two-sided). p is "
             "that of each test alone; Holm's p is corrected for all of them together."
         )
+    weighted = [row for row in comparison.rows if _is_weighted(row)]
+    if weighted:
+        differences = [f"{label(row)} ({signed(row.difference and row.difference.value, 4)})" for row in weighted]
+        said.append(
+            "In some groups a task counts the same however many items it has. Tested and drawn is the difference of "
+            f"the means over all items, not that of the values: {join(differences)}."
+        )
     return said
 
 
@@ -267,6 +274,14 @@ def _ahead(row: "Row") -> int:
         return int(row.difference.value < 0)
     one, other = (value or 0.0 for value in row.values)
     return int((one > other) == (row.higher_is_better is False))
+
+
+def _is_weighted(row: "Row") -> bool:
+    """Whether an accuracy is no mean over its items, such as a group's in which all tasks count the same."""
+    one, other = row.values
+    if not row.is_accuracy or row.difference is None or one is None or other is None:
+        return False
+    return not math.isclose(row.difference.value, one - other, abs_tol=1e-9)
 
 
 def _plus_minus(value: float | None, error: float | None, write: Callable[[object, int], str] = number) -> str:
