@@ -326,6 +326,9 @@ def test_drafts_leave_greedy_text_as_it_is(call, place):
     assert 0 <= document["drafts"]["acceptance"] <= 1 and 1 <= document["drafts"]["tokens_per_verification"] <= 4
     assert "of the tokens drafted at 2 steps were accepted" in called.err
     assert "tokens per verification at 4 steps" in called.err
+    alone = call(*(1 if word == 6 else word for word in words), "--draft-steps", 1)
+    assert strict_json(alone.out)["drafts"] == {"acceptance": None, "tokens_per_verification": None}
+    assert "Nothing was drafted: a single new token comes from reading the prompt." in alone.err
 
 
 def test_early_exit_takes_fewer_steps_the_larger_its_threshold(call, place):

@@ -419,6 +419,20 @@ def test_a_card_says_how_the_run_came_to_its_weights_and_what_was_measured(tmp_p
     export(run, tmp_path / "adaptive")
     card = (tmp_path / "adaptive" / "README.md").read_text()
     assert "in bfloat16, by adaptive steps (rtol 0.01). This export has 3 steps, at which" in card
+    assert "(3 if none is given, it was trained by adaptive steps)" in card and "trained | adaptive |" in card
+
+
+def test_a_card_names_every_depth_that_a_model_was_trained_at(tmp_path):
+    run = run_of("knots, gpt")
+    depth = dataclasses.replace(run.config.depth, sample="1-3", always=(6,))
+    run = dataclasses.replace(run, config=dataclasses.replace(run.config, depth=depth))
+    export(run, tmp_path / "any")
+    card = (tmp_path / "any" / "README.md").read_text()
+    assert "(3 if none is given, it was trained at 1 to 3 and 6)" in card
+    assert "| steps as trained | 1 to 3 and 6 |" in card
+    export(run, tmp_path / "one", 1)
+    card = (tmp_path / "one" / "README.md").read_text()
+    assert "populated here for 1 step (it was trained at 1 to 3 and 6)" in card
 
 
 @pytest.mark.parametrize(("kind", "told"), [("levels", True), ("vanilla", False), ("diffeqformer", False)])

@@ -54,7 +54,12 @@ def test_results_and_analyses_count_the_targets_alone(puzzle, capsys, monkeypatc
 def analyses_count_the_same_targets(result, opened, monkeypatch):
     mask, length = result.tokens.validation_mask.astype(np.int8), PUZZLE.context + 1
     texts, counted = inputs.evaluation_windows(opened, (), 3, length, Silent())
-    assert texts.shape == counted.shape and (counted == spread_windows(mask, 3, length)).all() and not counted.all()
+    assert texts.shape == counted.shape and not counted.all()
+    assert (counted == spread_windows(mask, 3, length, PUZZLE.context)).all()
+    problems = {tuple(problem) for problem in result.tokens.validation.reshape(10, -1).tolist()}
+    for own in (length, PUZZLE.context):  # whole problems, from their beginning, as in training
+        windows, _ = inputs.evaluation_windows(opened, (), 5, own, Silent())
+        assert len({tuple(text) for text in windows[:, : PUZZLE.context].tolist()} & problems) == 5
     with pytest.raises(BadInput, match=rf"split has {len(mask)} tokens, but one text takes 99999\."):
         inputs.evaluation_windows(opened, (), None, 99999, Silent())
     seen = []
@@ -68,7 +73,8 @@ def analyses_count_the_same_targets(result, opened, monkeypatch):
     with pytest.raises(AttributeError):  # there is no loss
         compression.study(compression.Arguments(run=str(opened.folder), texts=6), Silent())
     ((ids, judged),) = seen
-    assert (judged == spread_windows(mask, 6, length)[1::2, 1:]).all() and judged.shape == ids[:, 1:].shape
+    assert (judged == spread_windows(mask, 6, length, PUZZLE.context)[1::2, 1:]).all()
+    assert judged.shape == ids[:, 1:].shape
     seen.clear()
     given = lambda *given, **_: seen.append(given) or SimpleNamespace(document=dict)
     monkeypatch.setattr("diffeqformer.runs.readings.participation", given)

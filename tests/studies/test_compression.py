@@ -61,7 +61,8 @@ def test_the_headline_says_at_which_sizes_the_ways_change_places():
 
 
 def test_layers_that_are_functions_of_depth_are_no_proof_for_others():
-    assert made_of("layer") == "" and "kind `knots`, functions of depth: where these are smooth" in made_of("knots")
+    assert made_of("layer") == made_of("levels") == ""
+    assert "kind `knots`, functions of depth: where these are smooth" in made_of("knots")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -1,5 +1,7 @@
 """The figures of induction heads show each behaviour against what is to tell it, at the grid's depths."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -67,6 +69,7 @@ def test_the_strongest_heads_come_first_and_the_verdict_is_the_headline(found):
     step, head = np.unravel_index(found.behaviours["prefix matching"].argmax(), (3, 2))
     assert rows[0][0] == f"step {step + 1}, head {head}" and len(rows) == 4
     assert about("runs/x", found).startswith("runs/x: 32 sequences of 25 random tokens, each 4 times")
+    assert about("x", dataclasses.replace(found, sequences=1)).startswith("x: 1 sequence of 25")
     assert "0.040 for a head that attends uniformly" in notes(found.chance)[0]
 
 

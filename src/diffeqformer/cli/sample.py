@@ -86,12 +86,14 @@ def run(words: Sequence[str], as_json: bool) -> None:
             texts, found = continue_text_with_drafts(model, opened.prompts, arguments.prompt, **settings)
         stage.advance(1)
     if found is not None and arguments.draft_steps is not None:
-        per_verification = found.tokens_per_verification
-        drafts = {"drafts": {"acceptance": found.acceptance, "tokens_per_verification": per_verification}}
+        any_drafted = bool(found.drafted.any())  # none is for a single token, which reading the prompt gives
+        acceptance, each = (found.acceptance, found.tokens_per_verification) if any_drafted else (None, None)
+        drafts = {"drafts": {"acceptance": acceptance, "tokens_per_verification": each}}
         progress.say(
-            f"{percent(found.acceptance)} of the tokens drafted at {counted_steps(arguments.draft_steps)} were "
-            f"accepted; {per_verification:.2f} tokens per verification at "
-            f"{counted_steps(model.grid(arguments.steps).steps)}"
+            f"{percent(acceptance)} of the tokens drafted at {counted_steps(arguments.draft_steps)} were accepted; "
+            f"{each:.2f} tokens per verification at {counted_steps(model.grid(arguments.steps).steps)}"
+            if any_drafted
+            else "Nothing was drafted: a single new token comes from reading the prompt."
         )
     if as_json:
         return print_json({"prompt": arguments.prompt, "continuations": texts, **drafts, **opened.which})

@@ -231,9 +231,14 @@ class EvaluationBatches:
 
 
 def spread_windows(
-    tokens: Integer[np.ndarray, " tokens"], count: int, length: int
+    tokens: Integer[np.ndarray, " tokens"], count: int, length: int, unit: int = 1
 ) -> Int32[np.ndarray, "count length"]:
-    """`count` windows of `length` tokens, evenly spread over a text; as many as it has without overlap."""
+    """`count` windows of `length` tokens, evenly spread over a text; as many as it has without overlap.
+
+    **Arguments:** `unit`, tokens of each problem, if the text is of problems: every window then begins with one, and
+    may share its last token with the next.
+    """
     length = min(length, len(tokens))
-    starts = np.linspace(0, len(tokens) - length, min(count, len(tokens) // max(length, 1))).astype(int)
+    last = (len(tokens) - length) // unit
+    starts = np.linspace(0, last, min(count, len(tokens) // max(length, 1))).astype(int) * unit
     return np.stack([np.asarray(tokens[start : start + length], np.int32) for start in starts])

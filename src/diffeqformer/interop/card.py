@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from diffeqformer.config import Config, to_dict
 from diffeqformer.plain import Document, version_of
-from diffeqformer.report.text import MISSING, counted_steps, number
+from diffeqformer.report.text import MISSING, counted_steps, number, ranges
 from diffeqformer.runs.opening import Run
 from diffeqformer.runs.results import name_of_run, results_of, weights_in_words
 
@@ -54,13 +54,16 @@ def model_card(run: Run, made: Exported, adapter: bool) -> str:
         loader=PackageLoader("diffeqformer.interop"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    templates.filters |= {"inline": inline, "count": "{:,}".format}
+    templates.filters |= {"inline": inline, "count": "{:,}".format, "steps": counted_steps}
     entry, results = _results(run)
+    made_as, depths = MADE[run.origin], run.config.trained_at  # none if a tolerance chose the steps
+    at = f"at {ranges(depths)}" if depths else "by adaptive steps"
+    came = f"as it was {made_as}" if depths == (made.steps,) else f"it was {made_as} {at}"
     return templates.get_template("card.md").render(
         facts=yaml.safe_dump(facts, sort_keys=False).rstrip(), name=name_of_run(run.config), m=m,
         base=run.config.base, made=made, run=run, adapter=adapter, version=version_of("diffeqformer"),
         weights=weights_in_words(m), entry=entry, results=results,
-        settings=fenced(settings, "yaml"), made_as=MADE[run.origin],
+        settings=fenced(settings, "yaml"), made_as=made_as, depths=ranges(depths) if depths else "adaptive", came=came,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import tyro
 
 from diffeqformer.errors import BadInput, RunFailed
 from diffeqformer.progress import Progress
+from diffeqformer.report.text import counted
 from diffeqformer.studies import ANALYSES, inputs
 from diffeqformer.studies.study import Result
 
@@ -101,7 +102,7 @@ def study(arguments: Arguments, progress: Progress) -> Overview:
     if not made:
         raise BadInput(f"no analysis can be made of {arguments.run}: {' '.join(refused.values())}")
     whose = f" of {inputs.whose(arguments.data)}" if arguments.text is None else ""
-    of_text = f" Those of a text read {len(inputs.ids_of(run, text))} tokens{whose}." if reads else ""
+    of_text = f" Those of a text read {counted(len(inputs.ids_of(run, text)), 'token')}{whose}." if reads else ""
     return Overview(
         "all",
         f"{arguments.run}: all pages",

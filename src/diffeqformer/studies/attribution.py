@@ -11,7 +11,7 @@ from diffeqformer.config.bounds import MOST_STEPS, SIZES, UINT32, setting
 from diffeqformer.errors import BadInput
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import join, number, probability
+from diffeqformer.report.text import counted, join, number, probability
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -121,8 +121,8 @@ def with_text(shown: Result, explained: "Attributions", ids: np.ndarray, opened:
     )
     said = [
         headlines[-1],
-        f"{inputs.described(opened)}: a text of {len(ids)} tokens. It is the log-probability of the model's own "
-        "prediction that is explained.",
+        f"{inputs.described(opened)}: a text of {counted(len(ids), 'token')}. It is the log-probability of the model's "
+        "own prediction that is explained.",
     ]
     missed = float(np.abs(explained.incompleteness).max())
     if missed > TOO_MUCH:

@@ -13,7 +13,7 @@ from diffeqformer.errors import BadInput
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import depths, digits, join
+from diffeqformer.report.text import counted, depths, digits, join
 from diffeqformer.studies.clusters_text import distances, gathering
 from diffeqformer.studies.inputs import Files, described, evaluation_windows, folder_for, ids_of, require_usual
 from diffeqformer.studies.study import Result
@@ -121,7 +121,7 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
     found: dict[Variant, list[Simulation]] = {
         variant: [simulate(variant, order, **settings) for order in arguments.orders] for variant in arguments.variants
     }
-    percent = f"{100 * share:g} %"
+    percent, systems = f"{100 * share:g} %", counted(arguments.systems, "system")
     colours = (
         f"Points of one colour end in one cluster ({percent} of the mean distance). Dark points end alone, or in one "
         "of the clusters beyond the number of colours."
@@ -133,10 +133,10 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
         clouds = tuple(draw.cloud_of(one, share) for one in several)
         about = f"{DESCRIPTIONS[variant]} Time runs to {steps * arguments.dt:g} in {steps} steps."
         animations.append(Animation(f"{about} {colours}", clouds, several[0].times, "time"))
-        counted = "; ".join(cloud.title for cloud in clouds)
-        paths = f"{counted} at the end of the first system's paths, from ring to dot, {variant}. {colours}"
+        titles = "; ".join(cloud.title for cloud in clouds)
+        paths = f"{titles} at the end of the first system's paths, from ring to dot, {variant}. {colours}"
         gathered = (
-            f"{finding(ends[variant])} Medians over {arguments.systems} systems, with bands between the quartiles. "
+            f"{finding(ends[variant])} Medians over {systems}, with bands between the quartiles. "
             "Dotted: the energy if all points had one direction."
         )
         figures.append(both_widths(f"{variant}-trajectories", paths, draw.trajectories, clouds))
@@ -154,9 +154,9 @@ def of_particles(arguments: Arguments, progress: Progress) -> Result:
             f"{arguments.particles} particles in three dimensions, uniform in [-2, 2], moved by attention alone: one "
             "head, no feed-forward block, no causal mask. Weights are A(t) = A f(t) and V(t) = V f(t) with "
             f"f = {'(order + 1) ' if arguments.level else ''}τ^order, τ = t / {unit:g}; order 0 is weight sharing. "
-            f"Clusters are found by single linkage. {arguments.systems} systems, seed {arguments.seed}.",
+            f"Clusters are found by single linkage. {systems}, seed {arguments.seed}.",
         ),
-        (particles_table(rows, arguments.systems, percent),),
+        (particles_table(rows, systems, percent),),
         tuple(figures),
         animations=tuple(animations),
         arrays=arrays,
@@ -180,7 +180,7 @@ def ends_of(one: "Simulation", share: float) -> Document:
     }
 
 
-def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table:
+def particles_table(rows: Sequence[Values], systems: str, percent: str) -> Table:
     """Tabulate every measure at the start and at the end."""
     short = lambda value: f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}"
     ends = lambda row, name: " → ".join(map(short, row[name]))
@@ -191,7 +191,7 @@ def particles_table(rows: Sequence[Values], systems: int, percent: str) -> Table
         for row in rows
     ]  # fmt: skip
     caption = (
-        f"Start → end of every measure: medians over {systems} systems. Clusters are counted within a share of the "
+        f"Start → end of every measure: medians over {systems}. Clusters are counted within a share of the "
         "mean distance between two points, both the initial and the current one; the last column is the share of "
         "steps on which the energy fell."
     )

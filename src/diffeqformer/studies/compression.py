@@ -72,7 +72,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
     tokens, _, mask = inputs.evaluation_text(opened, arguments.data, progress)
     model = aligned(original)
     length = model.config.context + 1
-    texts, counted = inputs.spread_texts(tokens, mask, arguments.texts, length)
+    unit = inputs.problem_length(opened, arguments.data)
+    texts, counted = inputs.spread_texts(tokens, mask, arguments.texts, length, unit)
     if len(texts) < 2:
         raise BadInput(f"the text has {len(tokens)} tokens, but needs two times {length}.")
     read, judged, counted = texts[::2, :-1], texts[1::2], counted[1::2, 1:]
@@ -101,7 +102,8 @@ def study(arguments: Arguments, progress: Progress) -> Result:
                 stage.advance(1)
     text = ", ".join(arguments.data) if arguments.data else f"The validation text of {opened.folder}"
     about = (
-        f"{text}: activations from {len(read)} texts of {model.config.context} tokens, losses on {len(judged)} others; "
+        f"{text}: activations from {len(read)} text{'s' * (len(read) > 1)} of {model.config.context} tokens, losses on "
+        f"{len(judged)} other{'s' * (len(judged) > 1)}; "
         f"{inputs.described(opened)}, {layers} layers."
         f"{'' if arguments.data else inputs.whole_split(opened, layers)}{made_of(opened.config.model.weights.kind)}"
     )
@@ -111,7 +113,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
 
 def made_of(kind: str) -> str:
     """Caution that layers of this kind of weights have much in common by construction, if they do; else empty."""
-    if kind in ("layer", "layerdrop"):
+    if kind in ("layer", "layerdrop", "levels"):
         return ""
     return (
         f" Its layers come from weights of kind `{kind}`, functions of depth: where these are smooth, sharing over "

@@ -11,7 +11,18 @@ from diffeqformer.config.bounds import SIZES, setting, whole_numbers
 from diffeqformer.plain import Document, Values
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import MISSING, counted_steps, evaluations, finite, join, nats, number, perplexity, signed
+from diffeqformer.report.text import (
+    MISSING,
+    counted,
+    counted_steps,
+    evaluations,
+    finite,
+    join,
+    nats,
+    number,
+    perplexity,
+    signed,
+)
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -85,7 +96,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         bytes_=text_bytes,
         block=opened.config.trainer.loss_block,
         progress=progress,
-        name=f"Evaluating at {len(depths)} depths" + (f", and {len(others)} more" if others else ""),
+        name=f"Evaluating at {counted(len(depths), 'depth')}" + (f", and {len(others)} more" if others else ""),
     )
     found = iter(evaluated)  # in the order of the turns
     points = {steps: next(found) for steps in depths}

@@ -9,7 +9,7 @@ from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import Document
 from diffeqformer.progress import Progress
 from diffeqformer.report.table import Table
-from diffeqformer.report.text import number
+from diffeqformer.report.text import counted, number
 from diffeqformer.studies.inputs import OfRun, described
 from diffeqformer.studies.study import Result
 
@@ -93,8 +93,8 @@ def known(one: "Correlation") -> Document:
 def about(name: str, found: "Induction") -> str:
     """State what was read."""
     return (
-        f"{name}: {found.sequences} sequences of {found.length} random tokens, each {found.repeats} times in a row; "
-        "mean loss of the first copy and of the later ones."
+        f"{name}: {counted(found.sequences, 'sequence')} of {found.length} random tokens, each {found.repeats} times "
+        "in a row; mean loss of the first copy and of the later ones."
     )
 
 

@@ -274,7 +274,7 @@ def evaluation_windows(
     if not 1 <= count <= most:
         are = f"as many texts of {length} tokens as there are{f', {sets} times' if sets > 1 else ''}"
         raise BadInput(f"--texts is {count}, but must be from 1 to {most}: {are}.")
-    return spread_texts(tokens, mask, sets * count, length)
+    return spread_texts(tokens, mask, sets * count, length, problem_length(run, data))
 
 
 def whose(data: Sequence[str]) -> str:
@@ -282,12 +282,26 @@ def whose(data: Sequence[str]) -> str:
     return f"the text of {', '.join(data)}" if data else "the run's validation split"
 
 
-def spread_texts(tokens: np.ndarray, mask: np.ndarray | None, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return `count` windows, evenly spread over a text, and which of their tokens are targets: all if no `mask`."""
+def problem_length(run: "Run", data: Sequence[str]) -> int:
+    """Return the tokens of each problem, if the text is the run's own and of a puzzle; 1 otherwise.
+
+    A model of a puzzle has only seen whole problems, from their beginning.
+    """
+    puzzle = None if data else run.config.data.puzzle
+    return puzzle.context if puzzle else 1
+
+
+def spread_texts(
+    tokens: np.ndarray, mask: np.ndarray | None, count: int, length: int, unit: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `count` windows, evenly spread over a text, and which of their tokens are targets: all if no `mask`.
+
+    **Arguments:** `unit`, as for `spread_windows`.
+    """
     from diffeqformer.data.loader import spread_windows
 
     counts = np.ones(len(tokens), np.int8) if mask is None else mask.astype(np.int8)
-    return spread_windows(tokens, count, length), spread_windows(counts, count, length).astype(bool)
+    return spread_windows(tokens, count, length, unit), spread_windows(counts, count, length, unit).astype(bool)
 
 
 def whole_split(run: "Run", steps: int) -> str:

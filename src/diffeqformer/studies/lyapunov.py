@@ -8,7 +8,7 @@ import numpy as np
 from diffeqformer.config.bounds import SIZES, UINT32, setting
 from diffeqformer.plain import clean
 from diffeqformer.progress import Progress
-from diffeqformer.report.text import counted_steps, factor, join
+from diffeqformer.report.text import counted, counted_steps, factor, join
 from diffeqformer.studies import inputs
 from diffeqformer.studies.study import Result
 
@@ -126,7 +126,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         "Which tokens is an output's state sensitive to?",
         (
             headlines[-1],
-            f"{inputs.described(opened)}: a text of {len(ids)} tokens. The chosen output is most "
+            f"{inputs.described(opened)}: a text of {counted(len(ids), 'token')}. The chosen output is most "
             f"sensitive to the dark inputs, by the method chosen below; the sentence above always uses {name}.",
             *(MEANING[part.split(",")[0]] for part in reversed(parts)),
             "Exponents measure sensitivity, not importance: `analyze attribution --faithfulness` tests what "

@@ -77,7 +77,7 @@ def study(arguments: Arguments, progress: Progress) -> Result:
         lens_of = tuned_lens(opened.model, others[:, :-1], updates=arguments.tuned, steps=grid, progress=progress)
         probes = lens_of.read(opened.model, texts, counted, steps=grid)
     about = f"{inputs.described(opened)}, {counted_steps(grid.steps)}; "
-    about += f"{len(texts)} texts of {length - 1} tokens"
+    about += f"{len(texts)} text{'s' * (len(texts) > 1)} of {length - 1} tokens"
     about += "" if counted.all() else f", of which {counted.sum()} count as targets"
     about += f" from {inputs.whose(data)}." if data else f".{inputs.whole_split(opened, grid.steps)}"
     made = result(found, about, opened.which, folder, probes)
