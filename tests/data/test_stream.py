@@ -10,7 +10,7 @@ import pytest
 
 from diffeqformer.config import DataConfig
 from diffeqformer.data import encode
-from diffeqformer.data.cache import prepare
+from diffeqformer.data.cache import cached_by_content, prepare
 from diffeqformer.data.corpus import _texts
 from diffeqformer.data.documents import Given
 from diffeqformer.data.loader import document_windows, packed_windows
@@ -146,6 +146,8 @@ def test_what_is_held_out_is_never_read_and_only_the_beginning_is_packed(tmp_pat
     assert all(name in validation for name in held)
     again = prepare(config, progress)
     assert again.content == tokens.content and again.stream[0].held == read.held
+    kept = cached_by_content(config, tokens.content, progress)  # where the text is gone
+    assert kept is not None and kept.folder == tokens.folder and not kept.stream
     with (tmp_path / "b.jsonl").open("a") as file:  # after what was packed
         file.write('\n{"text": "more"}')
     assert prepare(config, progress).content != tokens.content

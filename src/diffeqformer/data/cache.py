@@ -101,7 +101,7 @@ def prepare(
     parts = corpus.split()  # finds most mistakes, so it comes before anything is written
     with _disk_errors(root):
         with made(root), candidate(folder) as building:
-            _build(building, config, corpus.name, parts, tokenizer, progress)
+            _build(building, config, corpus, parts, tokenizer, progress)
             accept(_open(building, corpus))
             install(building, folder, lambda other: _damage(other, progress) is None)
         damage = _damage(folder, progress)
@@ -118,7 +118,9 @@ def cached_by_content(config: DataConfig, content: str | None, progress: Progres
     # A name that begins with a dot is that of a cache being built.
     for path in sorted(path_of(config.cache).glob("[!.]*/meta.json")):
         with suppress(OSError, Damaged):
-            if json_digest(read_sealed(path).get("files")) == content and _damage(path.parent, progress) is None:
+            meta = read_sealed(path)
+            files, corpus = meta.get("files"), meta.get("corpus")  # of caches packed before it was kept: `None`
+            if content in map(json_digest, (files, [files, corpus])) and _damage(path.parent, progress) is None:
                 return _open(path.parent)
     return None
 
@@ -160,7 +162,7 @@ def tokens_of(
 def _build(
     folder: Path,
     config: DataConfig,
-    name: str,
+    corpus: Corpus,
     parts: tuple[Part | TokenPart, Part | TokenPart],
     tokenizer: Tokenizer | None,
     progress: Progress,
@@ -171,7 +173,7 @@ def _build(
         tokenizer = _train(parts[0], config.tokenizer_vocabulary, progress)
     vocabulary = vocabulary_size(tokenizer)
     dtype = np.dtype("<u2") if vocabulary <= 1 << 16 else np.dtype("<u4")
-    statistics: Document = {"name": name, "vocabulary": vocabulary}
+    statistics: Document = {"name": corpus.name, "vocabulary": vocabulary}
     write_whole(folder / "tokenizer.json", tokenizer.to_str())
     for split, part in zip(SPLITS, parts, strict=True):
         if isinstance(part, TokenPart):
@@ -184,6 +186,7 @@ def _build(
         "dtype": dtype.str,
         "statistics": statistics,
         "files": {path.name: {"bytes": path.stat().st_size, "sha256": file_digest(path)} for path in files},
+        "corpus": corpus.fingerprint,
     }
     write_sealed(folder / "meta.json", meta)
     sync_folder(folder)

@@ -22,7 +22,7 @@ from diffeqformer.data.decoding import TextFile
 from diffeqformer.data.documents import Reader, TextDocument, find_files, require_field, text_of
 from diffeqformer.data.split import Part, TokenPart, hold_out, require_fraction, split_single
 from diffeqformer.data.stream import Shard, Source, divided
-from diffeqformer.errors import BadInput, DiffEqFormerError, RunFailed, reason
+from diffeqformer.errors import BadInput, DiffEqFormerError, Missing, RunFailed, reason
 from diffeqformer.progress import Progress, Stage
 from diffeqformer.store.digests import file_digest, json_digest
 from diffeqformer.store.paths import path_of
@@ -307,7 +307,7 @@ def _loading(config: DataConfig) -> Iterator[None]:
         first: BaseException = error  # `datasets` wraps what happened in errors that name only its own step
         while first.__cause__ is not None:
             first = first.__cause__
-        raise BadInput(f"dataset {config.dataset!r} cannot be loaded: {reason(first)}.") from error
+        raise Missing(f"dataset {config.dataset!r} cannot be loaded: {reason(first)}.") from error
 
 
 def _hugging_face_splits(datasets: Any, config: DataConfig) -> tuple[Any, Any]:

@@ -141,7 +141,8 @@ def listed(names: Sequence[str], runs: Runs, record: Record) -> Result:
         items.append({"item": name, "where": ITEMS[name].where, "finished": done, "runs": len(wanted), **times,
                       "on_record": words, "models": models})  # fmt: skip
     columns = ("item", "in the paper", "runs", "runs left", "searches", f"with --seeds {seeds[0]} alone", "on record")
-    said = f"{len(names)} item{'s' * (len(names) != 1)}; {len(runs.ended)} runs are finished"
+    ended = len(runs.ended)
+    said = f"{len(names)} item{'s' * (len(names) != 1)}; {ended} {'run is' if ended == 1 else 'runs are'} finished"
     if total := sum(needed.values()):
         said += (
             f"; all that is left takes about {duration(total)}, judging by {runs.pace[1]}; what items share is counted "
