@@ -206,6 +206,7 @@ def test_close_and_loose_groups_may_go_different_ways():
     assert of((34, 20), (31, 48)).startswith("Close groups merge and loose ones dissolve: at 100 % of")
     assert of((34, 48), (31, 33)).startswith("Groups dissolve: at 100 % of the mean distance, 34 clusters")
     assert of((34, 35), (31, 33)).startswith("Groups hardly change: at 200 % of the mean distance, 31 clusters")
+    assert of((1, 1)) == "Groups hardly change: at 100 % of the mean distance, 1 cluster becomes 1, of 9 tokens."
 
 
 @pytest.mark.parametrize(

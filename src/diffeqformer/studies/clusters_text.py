@@ -63,9 +63,8 @@ def groups(start: Values, end: Values, whose: str) -> str:
     ratio = {share: end[share] / start[share] for share in start}
     fewest, most = min(ratio, key=ratio.__getitem__), max(ratio, key=ratio.__getitem__)
     merge, dissolve = ratio[fewest] < 1 - CLEAR, ratio[most] > 1 + CLEAR
-    goes = lambda share: (
-        f"at {100 * float(share):g} % of the mean distance, {start[share]:.0f} clusters become {end[share]:.0f}"
-    )
+    become = lambda count: "1 cluster becomes" if f"{count:.0f}" == "1" else f"{count:.0f} clusters become"
+    goes = lambda share: f"at {100 * float(share):g} % of the mean distance, {become(start[share])} {end[share]:.0f}"
     if merge and dissolve:
         close, loose = sorted((fewest, most), key=float)
         does = ("merge", "dissolve") if close == fewest else ("dissolve", "merge")
