@@ -181,7 +181,7 @@ def ends_of(one: "Simulation", share: float) -> Document:
 
 
 def particles_table(rows: Sequence[Values], systems: str, percent: str) -> Table:
-    """Tabulate every measure at the start and at the end."""
+    """Tabulate every measure at the start and at the end; `systems` and `percent` in words, for the caption."""
     short = lambda value: f"{value:.3g}" if value >= 1e-3 or not value else f"{value:.0e}"
     ends = lambda row, name: " → ".join(map(short, row[name]))
     names = ("clusters", "clusters_of_present", "distance", "energy")
