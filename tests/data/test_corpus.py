@@ -265,15 +265,15 @@ def test_undecodable_bytes_are_replaced_counted_and_told_once(tmp_path, files_co
     assert progress.lines == [f"{path}: 3 undecodable byte sequences were replaced by U+FFFD."]
 
 
-def test_undecodable_bytes_in_json_and_tables_are_replaced(tmp_path, files_config, progress):
+@pytest.mark.parametrize("stored", ["string", "dictionary"])
+def test_undecodable_bytes_in_json_and_tables_are_replaced(tmp_path, files_config, progress, stored):
     import pyarrow as pa
 
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"text": "a\xff"}\n{"text": "b\\ud800"}\n')
-    table = write_parquet(
-        tmp_path / "bad.parquet",
-        pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xffc"], pa.binary()).buffers()),
-    )
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xffc"], pa.binary()).buffers())
+    values = text.dictionary_encode() if stored == "dictionary" else text
+    table = write_parquet(tmp_path / "bad.parquet", values)
     assert sorted(all_texts(files_config(path, table), progress)) == ["a\ufffd", "b\ufffd", "\ufffdc"]
     assert progress.lines == [
         f"{path}: 2 undecodable byte sequences were replaced by U+FFFD.",

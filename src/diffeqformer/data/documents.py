@@ -156,6 +156,8 @@ class Reader:
                 require_field(table.schema_arrow.names, self.text_field, f"file {str(file.path)!r}")
                 for batch in table.iter_batches(batch_size=256, columns=[self.text_field]):
                     column = batch.column(0)
+                    if pa.types.is_dictionary(column.type):  # such as a categorical of pandas
+                        column = column.dictionary_decode()
                     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
                         column = column.cast(pa.large_binary())  # as bytes, since a writer may have stored any bytes
                     for value in column.to_pylist():
