@@ -94,6 +94,17 @@ def test_what_does_not_exist(few_tasks, tasks, tmp_path):
         Tasks([str(tasks / "choices.yaml"), str(tmp_path / "choices.yaml")])
 
 
+def test_a_group_of_your_own_may_name_tasks_of_the_harness(tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr("lm_eval.tasks.manager.__file__", str(tasks / "manager.py"))
+    inner = "{group: inner, task: [choices], aggregate_metric_list: [{metric: acc}]}"
+    path = tmp_path / "all.yaml"
+    path.write_text(f"group: all\ntask: [{inner}, answers]\naggregate_metric_list: [{{metric: acc}}]\n")
+    ((one,),) = Tasks(["all"], [str(tmp_path)]).loaded.values()
+    assert one.name == "all" and [task.task_name for task in one.get_all_tasks()] == ["choices", "answers"]
+    with pytest.raises(BadInput, match="all.yaml' is a group, which is found by its name only: give --include-path"):
+        Tasks([str(path)])
+
+
 def test_evaluations_with_other_settings_of_generation_stand_side_by_side(folder, tasks, few_tasks, tmp_path):
     own = shutil.copytree(folder, tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
     run = harness.load_run(own)

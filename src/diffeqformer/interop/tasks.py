@@ -20,6 +20,7 @@ from diffeqformer.store.paths import path_of
 from diffeqformer.store.regular import require_no_links
 
 FOLDER = "evaluations"
+YAML = (".yaml", ".yml")
 RESAMPLES = 1000
 """Bootstrap resamples, for metrics whose standard error has no formula."""
 
@@ -29,10 +30,10 @@ class Tasks:
 
     **Arguments:** `names`, of tasks, groups or tags of the harness, patterns such as `blimp_*`, or YAML files;
     `include`, folders of your own task files, which take precedence over the harness's. The harness's own list of some
-    14,000 tasks is only read if a name is not found in them.
+    14,000 tasks is only read if a name is not found in them, or a group there cannot be loaded without it.
 
     **Raises:** `BadInput` if the harness is not installed, for an unknown name (with the nearest ones), for two files
-    of the same name, and for data that cannot be loaded.
+    of the same name, for a group's file, and for data that cannot be loaded.
     """
 
     def __init__(self, names: Sequence[str], include: Sequence[str] = ()):
@@ -49,7 +50,8 @@ class Tasks:
         folders = [str(path_of(folder).resolve()) for folder in include]
         manager: Any = TaskManager  # typed by the installed version, if it is installed
         self.manager: Any = manager(include_path=folders, include_defaults=False)
-        if not all(map(self._found, names)):
+        whole = not all(map(self._found, names))
+        if whole:
             self.manager = manager(include_path=folders)
         for name in names:
             if not self._found(name):
@@ -61,7 +63,19 @@ class Tasks:
         for name, title in zip(found, titles, strict=True):
             if titles.count(title) > 1:
                 raise BadInput(f"task file {name!r} has the name of another one, {title!r}; rename one of them.")
-        self.loaded = {title: self._load(name) for name, title in zip(found, titles, strict=True)}
+            if name.endswith(YAML) and re.search(r"(?m)^group\s*:", path_of(name).read_text(errors="replace")):
+                where = str(path_of(name).parent)
+                raise BadInput(
+                    f"task file {name!r} is a group, which is found by its name only: give --include-path {where!r}, "
+                    "and to --tasks the name that stands after 'group'."
+                )
+        try:
+            self.loaded = dict(zip(titles, map(self._load, found), strict=True))
+        except BadInput:
+            if whole or not {*found} & {*self.manager.all_groups}:
+                raise
+            self.manager = manager(include_path=folders)  # a group of your own may name tasks of the harness
+            self.loaded = dict(zip(titles, map(self._load, found), strict=True))
 
     def are_those_of(self, evaluation: Document) -> bool:
         """Whether a document of `evaluate_tasks` covers these tasks, in these versions and with all their items."""
@@ -71,7 +85,7 @@ class Tasks:
         return asked == there
 
     def _found(self, name: str) -> list[str]:
-        if name.endswith((".yaml", ".yml")):
+        if name.endswith(YAML):
             return [name] if path_of(name).is_file() else []
         return self.manager.match_tasks([name])
 
@@ -241,7 +255,7 @@ def _number(value: Any) -> float | None:
 
 
 def _title(name: str) -> str:
-    return Path(name).stem if name.endswith((".yaml", ".yml")) else name
+    return Path(name).stem if name.endswith(YAML) else name
 
 
 def _file_name(document: Document, num_fewshot: int | None) -> str:
