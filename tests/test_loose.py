@@ -98,6 +98,7 @@ REFUSED = {
     "float candidates": "token ids are float64, but must be whole numbers.",
     "candidates": "candidates name a token more than once, but those of a sequence are different.",
     "float tokens": "tokens are float64, but must be whole numbers.",
+    "listed tokens": "tokens are [0, 1, 2], but must be an array of whole numbers.",
     "wide tokens": "tokens go from 4294967296 to 4294967335, but must be from 0 to 2147483647.",
     "no batch": "batch_size is 0, but must be at least 1.",
     "name for a config": "config is 'quickstart-gpt', but must be a Config, such as `read_yaml` makes of a file.",
@@ -136,7 +137,7 @@ SAME = (
     "config", "list", "generate", "speculate", "grid", "evaluate", "pairwise", "outputs", "lists", "list of edges",
     "trained edges", "flow of a list", "listed mask", "sum of lengths", "whole", "known threshold",
     "lists of the loss", "narrow ids", "counted edges", "number for a grid", "length of sequences",
-    "length of contexts",
+    "length of contexts", "traced edge",
 )  # fmt: skip
 """What is taken as what it stands for."""
 
@@ -314,6 +315,7 @@ def _say() -> dict[str, str]:
     refused("float candidates", lambda: measure_induction(model, candidates=[1.5, 2.5, 3.5], **few))
     refused("candidates", lambda: measure_induction(model, candidates=[1, 1, 1], **few))
     refused("float tokens", lambda: EvaluationBatches(np.arange(40) * 1.5, 8, 2))
+    refused("listed tokens", lambda: EvaluationBatches([0, 1, 2], 2, 1))
     refused("wide tokens", lambda: EvaluationBatches(np.arange(40) + 2**32, 8, 2))
     refused("no batch", lambda: EvaluationBatches(np.arange(40), 8, 0))
     back = dataclasses.replace(TINY, weights="shared", scheme="reversible", gradient="reversible")
@@ -380,6 +382,8 @@ def _say() -> dict[str, str]:
          *(generate(many, one, 3, key=key, temperature=0) for one in prompts))  # fmt: skip
     given = [model.populate(Grid(2, own)) for own in ((0.0, 0.5, 1.0), [0.0, 0.5, 1.0], jnp.array([0, 0.5, 1.0]))]
     same("list of edges", *(one(ids) for one in given))
+    inner = (lambda t: Grid.of((0, t, 1)), lambda t: Grid(2, [0.0, t, 1.0]), lambda t: Grid.of(jnp.array([0, t, 1])))
+    same("traced edge", *(jax.jit(lambda t, of=of: of(t).times())(0.3) for of in inner))
     sums = np.cumsum([0, *[1 / 9] * 9])
     same("counted edges", *(flops(dataclasses.replace(own, edges=given)) for given in (own.edges, own.edges.tolist())))
     same("sum of lengths", Grid(np.int64(9), sums).edges, Grid.of(sums).edges, Grid(9).edges)

@@ -26,7 +26,7 @@ def test_a_batch_without_a_target_counts_for_nothing():
 
 def test_evaluations_are_a_mean_over_tokens_that_count():
     """With early exit, rows that fill a batch up count for nothing, and a smaller batch for less."""
-    model, early = model_of(TINY), EarlyExit(8, 0.4)
+    model, early = model_of(TINY), EarlyExit(np.int64(8), 0.4)
     ids = np.random.default_rng(0).integers(0, 40, (3, 7))
     alone = [evaluate(model, [(ids[k : k + 1], np.ones((1, 6), bool))], steps=early) for k in range(3)]
     filled = (np.concatenate([ids[2:], np.zeros((1, 7), int)]), np.array([[True] * 6, [False] * 6]))

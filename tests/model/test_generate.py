@@ -7,8 +7,10 @@ import pytest
 
 from diffeqformer.config import ModelConfig
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import build
 from diffeqformer.model.generate import _generate, choose, generate, probabilities
 from diffeqformer.model.solving import with_scheme
+from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.schemes import LieTrotter
 from tests.models import TINY, covering_kinds, logits, model_of, tokens
 
@@ -55,6 +57,16 @@ def test_a_scheme_that_evaluates_attention_more_often_than_it_says_is_refused():
     model, ids = with_scheme(model_of(TINY), Twice()), tokens(positions=2)
     with pytest.raises(BadInput, match=r"evaluations\.attention is 1, but must be the number .*, which is more"):
         generate(model, ids, 2, key=jax.random.key(0))
+
+
+def test_a_field_that_keeps_no_cache_is_refused():
+    class Forgetful(TransformerField):
+        def attention(self, weights, x, *, key=None, cache=None, window=None):
+            return super().attention(weights, x, key=key)
+
+    model = build(TINY, jax.random.key(0), field=Forgetful(**vars(TINY.field.build(TINY))))
+    with pytest.raises(BadInput, match="attention of the field, Forgetful, is given a cache, but returns none"):
+        generate(model, tokens(positions=2), 2, key=jax.random.key(0))
 
 
 def test_the_same_seed_gives_the_same_text_and_another_another():

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from diffeqformer.errors import BadInput
+from diffeqformer.model.build import build
 from diffeqformer.ode.grid import Grid
+from tests.models import TINY
 
 
 def test_edges_of_equal_steps_are_a_number_of_steps():
@@ -112,6 +114,11 @@ def test_whatever_stands_for_a_grid_is_one(asked):
     assert grid.steps == 4 and grid.edges.dtype == np.float64
     np.testing.assert_array_equal(grid.edges, np.arange(5) / 4)
     assert hash(grid) == hash(Grid.of(asked))
+
+
+def test_no_table_is_made_for_times_that_are_traced():
+    with pytest.raises(BadInput, match="the times between steps are traced, but a table of layers"):
+        jax.eval_shape(lambda t: build(TINY, jax.random.key(0)).populate(jnp.array([0, t, 1])), 0.3)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Int32, Integer
 
 from diffeqformer.config.bounds import INT32, whole
 from diffeqformer.errors import BadInput
+from diffeqformer.plain import shown
 
 HostBatch = np.ndarray | tuple[np.ndarray, np.ndarray]
 """Ids, or the pair of ids and of which targets count, in the memory of this process."""
@@ -20,6 +21,8 @@ def require_batches(tokens: np.ndarray, context: int, batch_size: int) -> None:
     """
     for name, size in (("context", context), ("batch_size", batch_size)):
         whole(name, size, 1)
+    if not hasattr(tokens, "dtype"):
+        raise BadInput(f"tokens are {shown(tokens)}, but must be an array of whole numbers.")
     if not np.issubdtype(tokens.dtype, np.integer):
         raise BadInput(f"tokens are {tokens.dtype}, but must be whole numbers.")
     if tokens.dtype.itemsize > 4 and len(tokens) and not 0 <= tokens.min() <= tokens.max() <= INT32:

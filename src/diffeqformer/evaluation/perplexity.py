@@ -104,7 +104,11 @@ class _Tally:
 
     def __init__(self, model: Transformer, steps: int | EarlyExit | None, block: int):
         self.model, self.block = model, block
-        self.steps = steps if steps is None or isinstance(steps, EarlyExit) else model.grid(steps)
+        # As a grid, a constant of the compiled sum: in arrays and NumPy's numbers, the steps would be traced.
+        if isinstance(steps, EarlyExit):
+            self.steps = steps._replace(steps=model.grid(steps.steps))
+        else:
+            self.steps = None if steps is None else model.grid(steps)
         self.nats = self.count = self.timed = self.seconds = self.attention = self.feed_forward = 0.0
 
     def losses(self, ids: jax.Array, mask: jax.Array) -> LossSum:

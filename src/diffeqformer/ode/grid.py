@@ -134,6 +134,8 @@ def _array(asked: object) -> Times:
 
     **Raises:** `BadInput` if it is neither a number nor edges.
     """
+    if isinstance(asked, tuple | list) and any(isinstance(time, Tracer) for time in asked):
+        asked = jnp.asarray(asked)  # such as (0, t, 1), to be differentiated by t
     try:
         found = asked if isinstance(asked, Tracer) else np.asarray(asked)
     except ValueError:  # rows of different lengths
@@ -194,11 +196,12 @@ class Grid:
         object.__setattr__(self, "steps", steps)
         if given is None:
             return
-        if _array(given).ndim != 1:
+        if (array := _array(given)).ndim != 1:
             raise BadInput(f"edges are {shown(given)}, but must be times on one axis, such as (0, 0.3, 1).")
         if len(given) != steps + 1:
             raise BadInput(f"a grid has {steps} steps and {len(given)} edges, but must have an edge more than steps.")
-        if isinstance(given, Tracer):
+        if isinstance(array, Tracer):
+            object.__setattr__(self, "given", array)
             return
         times = tuple(np.asarray(given, np.float64).tolist())
         # The precision is known only for an array of floats; anything else counts as float64.

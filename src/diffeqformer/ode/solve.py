@@ -312,9 +312,14 @@ def split(
         at = x.astype(_precision(block))
         slot = record.before_attention(block, at) if record else None
         key = None if keys is None else keys[node, 0]
-        y, slot = field.attention(block, at, key=key, cache=slot, window=window)
+        y, after = field.attention(block, at, key=key, cache=slot, window=window)
+        if slot is not None and after is None:
+            raise BadInput(
+                f"the attention of the field, {type(field).__name__}, is given a cache, but returns none: it must "
+                "return the slot with the new keys and values (`Slot.put`)."
+            )
         if record:
-            record.cache = None if slot is None else slot.cache
+            record.cache = None if after is None else after.cache
         return y.astype(x.dtype)
 
     def feed_forward(block: BlockWeights, node: int, x: Array) -> Array:

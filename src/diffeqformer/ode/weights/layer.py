@@ -7,6 +7,7 @@ from functools import partial
 import equinox as eqx
 import jax
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Key, PyTree
 
 from diffeqformer.config import LayerConfig
@@ -82,10 +83,19 @@ def init_layer(
     return LayerWeights(rows, own, None if grid.equal else grid)
 
 
+def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
+    """Evaluate a source on a grid as a table of layers: one row per step if it gives no more, else one per node.
+
+    **Raises:** `BadInput` for times that are traced.
+    """
+    if isinstance(grid.given, Tracer):
+        raise BadInput("the times between steps are traced, but a table of layers is made for times that are known.")
+    return _populated(source, grid, nodes)
+
+
 # The grid is static, so that its times are known, and hence float64, unlike traced times.
 @partial(jax.jit, static_argnums=(1, 2))
-def populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
-    """Evaluate a source on a grid as a table of layers: one row per step if it gives no more, else one per node."""
+def _populated(source: WeightSource, grid: Grid, nodes: Nodes) -> LayerWeights:
     table = source.table(grid, nodes)
     rows = [max(leaf.shape[1] for leaf in jax.tree.leaves(half)) for half in (table.attention, table.feed_forward)]
     # One row per step is kept without a node and serves any scheme; rows at nodes serve only schemes with these nodes.
