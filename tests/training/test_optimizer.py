@@ -8,8 +8,9 @@ import optax
 import pytest
 
 from diffeqformer.config import EMAConfig, LastConfig, OptimizerConfig, TrapezoidalConfig
-from diffeqformer.training.optimizer import learning_rate, optimizer, roles, skip_spikes
-from tests.models import KINDS, ONE_MLP, TINY, model_of
+from diffeqformer.model.build import abstract
+from diffeqformer.training.optimizer import learning_rate, optimizer, roles, skip_spikes, split_trained
+from tests.models import KINDS, ONE_MLP, TINY, Wrapped, model_of
 from tests.tolerances import SCHEDULE
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, warmup_fraction=0.1, final_fraction=0.1, b2=0.9, weight_decay=0.5)
@@ -96,6 +97,23 @@ def changes_of(config, model, count=1):
         for _ in range(count):
             changes, state = rule.update(gradients, state, model)
     return changes, state
+
+
+def test_of_weights_of_ones_own_whole_numbers_are_frozen_and_muon_moves_matrices_alone():
+    class Numbered(Wrapped):
+        order: jax.Array
+        weight: jax.Array
+
+    shapes = abstract(dataclasses.replace(TINY, weights="shared"))
+    shape = lambda dtype: jax.ShapeDtypeStruct((3,), dtype)
+    model = shapes.replace(weights=Numbered(shapes.weights, shape(jnp.int32), shape(jnp.float32)))
+    config = OptimizerConfig(rule="muon", embedding_rate=1.0)
+    trained, frozen = split_trained(model, config)
+    assert trained.weights.order is None and jax.tree.leaves(frozen) == [model.weights.order]
+    rule = optimizer(config, lambda step: 1.0)
+    with jax.numpy_dtype_promotion("standard"):
+        changes, _ = jax.eval_shape(lambda trained: rule.update(trained, rule.init(trained), trained), trained)
+    assert changes.weights.weight.shape == (3,)
 
 
 @pytest.mark.parametrize("name", ["muon", "adafactor", "lion"])

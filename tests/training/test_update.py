@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from diffeqformer.config import (
@@ -17,6 +18,7 @@ from diffeqformer.config import (
     ToleranceConfig,
     TrainerConfig,
 )
+from diffeqformer.errors import BadInput
 from diffeqformer.model.build import build
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.training.optimizer import learning_rate
@@ -110,6 +112,17 @@ def test_a_field_of_ones_own_is_given_keys_whatever_the_config_drops():
         state = jax.eval_shape(lambda own=own: initial_state(config(), build=own))
         program = str(jax.make_jaxpr(lambda state: make_update(config())(state, IDS))(state))
         assert ("random_bits" in program) == drawn
+
+
+def test_a_rule_of_ones_own_may_keep_pythons_numbers():
+    counting = optax.GradientTransformation(lambda params: 0, lambda changes, count, params: (changes, count + 1))
+    state = jax.eval_shape(lambda: initial_state(config(), rule=lambda settings, rate: counting))
+    assert state.optimizer.dtype == jnp.int32
+
+
+def test_a_schedule_of_ones_own_that_is_a_number_is_refused():
+    with pytest.raises(BadInput, match=r"schedule of your own gives 0\.001, but must give a function"):
+        make_update(config(), schedule=lambda settings, updates: 1e-3)
 
 
 def test_seeds_differ():

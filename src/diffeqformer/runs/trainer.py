@@ -40,7 +40,7 @@ from diffeqformer.runs.trackers import NoLog, RunLog, require_trackers
 from diffeqformer.sharding import divided_batch, is_divided, laid_out, mesh_of, placed
 from diffeqformer.store.files import is_of, write_sealed
 from diffeqformer.training.loop import train_loop
-from diffeqformer.training.optimizer import require_trained
+from diffeqformer.training.optimizer import require_trained, scheduled
 from diffeqformer.training.recipe import NO_RECIPE, Batches, Callback, Checked, Recipe
 from diffeqformer.training.update import initial_state
 
@@ -183,6 +183,7 @@ def fitting(
     config = replace(config, model=replace(config.model, vocabulary=vocabulary or entries))
     like = jax.eval_shape(lambda: initial_state(config, base and base.model, build, recipe.rule))
     require_trained(like.model, config.optimizer)
+    scheduled(config.optimizer, t.updates, recipe.schedule)  # made only for its check
     if recipe.batches is not None:
         own = recipe.batches(config, tokens)
         return config, own if isinstance(own, Loader | Stream) else Checked(own, config)

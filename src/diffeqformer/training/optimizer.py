@@ -54,6 +54,18 @@ def learning_rate(config: OptimizerConfig, updates: int) -> optax.Schedule:
     return optax.join_schedules(parts, [warmup, updates - falling])
 
 
+def scheduled(config: OptimizerConfig, updates: int, schedule: Schedule | None = None) -> optax.Schedule:
+    """Return the learning rate of each update by `schedule`, or by the config's.
+
+    **Raises:** `BadInput` if `schedule` does not give a function.
+    """
+    rate = (schedule or learning_rate)(config, updates)
+    if not callable(rate):
+        must = "must give a function from the number of updates done to the learning rate"
+        raise BadInput(f"the schedule of your own gives {shown(rate)}, but {must}.")
+    return rate
+
+
 def roles(model: PyTree) -> PyTree:
     """Return the role of every parameter, in a tree of the model's structure; it decides on training and weight decay.
 
@@ -82,8 +94,12 @@ def _role_of(path: KeyPath, node: PyTree) -> PyTree:
 
 
 def split_trained(model: PyTree, config: OptimizerConfig) -> tuple[PyTree, PyTree]:
-    """Split the model into two trees, absent parameters as `None`: those of `config.train_roles` and the frozen."""
-    return eqx.partition(model, jax.tree.map(lambda role: role in config.train_roles, roles(model)))
+    """Split the model into two trees, absent parameters as `None`: those of `config.train_roles` and the frozen.
+
+    Whole numbers, such as an index that weights of the user's own hold, have no gradient and stay frozen.
+    """
+    trained = lambda role, x: role in config.train_roles and jnp.issubdtype(x.dtype, jnp.inexact)
+    return eqx.partition(model, jax.tree.map(trained, roles(model), model))
 
 
 def require_trained(model: PyTree, config: OptimizerConfig) -> None:
@@ -177,7 +193,7 @@ def _of_roles(chosen: tuple[Role, ...]) -> Callable[[PyTree], PyTree]:
 
 def _matrices(tree: PyTree) -> PyTree:
     """Mark the parameters that are matrices, single or stacked: no vectors, and no projections to vectors."""
-    of = lambda path, _: getattr(path[-1], "name", "") in MATRICES
+    of = lambda path, x: getattr(path[-1], "name", "") in MATRICES and x.ndim > 1
     return jax.tree_util.tree_map_with_path(of, tree)
 
 

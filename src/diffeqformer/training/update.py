@@ -23,7 +23,7 @@ from diffeqformer.ode.adjoints import Reconstructing
 from diffeqformer.sharding import constrain_weights
 from diffeqformer.training import factored
 from diffeqformer.training.depths import trained_depths
-from diffeqformer.training.optimizer import Guard, Rule, Schedule, learning_rate, optimizer, split_trained
+from diffeqformer.training.optimizer import Guard, Rule, Schedule, optimizer, scheduled, split_trained
 
 Rows = Array | np.ndarray
 Batch = Rows | tuple[Rows, Rows]
@@ -96,7 +96,8 @@ def _initial(config: ModelConfig, settings: OptimizerConfig, build: Build, rule:
         trained, _ = split_trained(model, settings)
         average = None if settings.average is None else jax.tree.map(jnp.copy, trained)  # a buffer is donated once
         # Optax makes some numbers of its own in JAX's default type, which jax_enable_x64 changes.
-        narrow = lambda x: x.astype(jnp.float32) if x.dtype == jnp.float64 else x
+        # Those of a rule of the user's own may be Python's.
+        narrow = lambda x: x.astype(jnp.float32) if getattr(x, "dtype", None) == jnp.float64 else x
         moments = jax.tree.map(narrow, optimizer(settings, lambda count: 0.0, rule).init(trained))
         return constrain_weights(State(model, moments, jnp.zeros((), jnp.int32), average))
 
@@ -122,7 +123,7 @@ def make_update(
     own = TrainerConfig(batch_size=t.batch_size, accumulation=t.accumulation, seed=t.seed, loss_block=t.loss_block)
     make = _program if rule is None else _program.__wrapped__  # as in `initial_state`
     program = make(Config(model=config.model, optimizer=config.optimizer, depth=config.depth, trainer=own), rule)
-    rate, average = (schedule or learning_rate)(config.optimizer, t.updates), config.optimizer.average
+    rate, average = scheduled(config.optimizer, t.updates, schedule), config.optimizer.average
     share = average.build(t.updates) if average else lambda step: None
     # Outside the program, so that its cache does not depend on lengths and schedules.
     rate_and_share = jax.jit(lambda step: (rate(step), share(step)))
