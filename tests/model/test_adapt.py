@@ -1,14 +1,20 @@
 """A trained model as the start of another that keeps its functions of depth."""
 
 import dataclasses
+from functools import partial
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 from diffeqformer.config import KnotsConfig, LayerDropConfig, LevelsConfig, LoRAConfig, ModulationConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.adapt import adapt, adapted_config
+from diffeqformer.model.adapt import adapt, adapted_config, build_with
+from diffeqformer.model.build import abstract, build
+from diffeqformer.ode.field import TransformerField
+from diffeqformer.ode.grid import Nodes
+from diffeqformer.ode.schemes import Evaluations, OneStep
 from tests.cases import slow_but
 from tests.models import TINY, logits, model_of, tokens
 
@@ -69,3 +75,36 @@ def test_adapters_of_modulated_knots_are_refused():
     config = adapted_config(base.config, 3, become="same", lora=LoRAConfig(2))
     with pytest.raises(BadInput, match=r"model.modulation and model.weights.lora \(of rank 2\) are given"):
         adapt(base, config, jax.random.key(0))
+
+
+class Bare(TransformerField):
+    """GPT's field without the biases of its feed-forward half."""
+
+    def shapes(self):
+        whole = super().shapes()
+        bare = dataclasses.replace(whole.feed_forward, up=whole.feed_forward.up._replace(bias=False))
+        return dataclasses.replace(whole, feed_forward=bare)
+
+
+@dataclasses.dataclass(frozen=True)
+class BothEnds(OneStep):
+    """Attention with the weights at the start of a step, feed-forward with those at its end."""
+
+    nodes: Nodes = Nodes.same(0.0, 1.0)
+    order: int = 1
+    evaluations: Evaluations = Evaluations(1, 1)
+
+    def advance(self, field, x, dt):
+        return x + dt * (field.attention[0](x) + field.feed_forward[1](x))
+
+
+@pytest.mark.parametrize("part", ["field", "scheme"])
+def test_a_field_of_other_shapes_and_a_scheme_of_several_nodes_stay_with_the_model(part):
+    own = {"field": Bare(**vars(TINY.field.build(TINY)))} if part == "field" else {"scheme": BothEnds()}
+    base = abstract(TINY, partial(build, **own))
+    config = adapted_config(TINY, 2, become="layer", lora=LoRAConfig(2), build=build_with(base))
+    assert config.weights.rows == ("step" if part == "field" else "node") and config.scheme == TINY.scheme
+    model = eqx.filter_eval_shape(lambda base: adapt(base, config, jax.random.key(0)), base)
+    assert getattr(model, part) == own[part]
+    again = abstract(config, partial(build, **own))
+    assert jax.tree.structure(again) == jax.tree.structure(model)

@@ -9,15 +9,28 @@ import pytest
 from diffeqformer.analysis.spectra import spectra
 from diffeqformer.config import LlamaConfig
 from diffeqformer.errors import BadInput
-from diffeqformer.model.build import build
+from diffeqformer.model.build import abstract, build, require_part
 from diffeqformer.model.generate import generate
 from diffeqformer.model.loss import next_token_loss
 from diffeqformer.ode.early_exit import EarlyExit
 from diffeqformer.ode.field import TransformerField
 from diffeqformer.ode.grid import Grid
 from diffeqformer.ode.schemes import SCHEMES, Reversible
+from diffeqformer.ode.weights import WeightSource
 from tests.cases import slow_but
-from tests.models import COVERING, KINDS, TINY, covering_kinds, logits, model_of, of_dtype, programs, states, tokens
+from tests.models import (
+    COVERING,
+    KINDS,
+    TINY,
+    Wrapped,
+    covering_kinds,
+    logits,
+    model_of,
+    of_dtype,
+    programs,
+    states,
+    tokens,
+)
 from tests.tolerances import STATES
 
 every_kind = pytest.mark.parametrize("config", KINDS.values(), ids=KINDS.keys())
@@ -230,6 +243,13 @@ def test_a_field_in_another_ones_place_stays_when_the_model_is_populated():
     assert eqx.filter_eval_shape(lambda model: model.populate(), model).field == model.field
 
 
+def test_a_table_in_other_weights_place_is_the_librarys_when_it_is_populated():
+    """It stayed one of the user's own, which neither `lift` nor `export` takes."""
+    own = abstract(KINDS["vanilla"], lambda config, key: build(config, key, weights=build(config, key).weights))
+    populated = eqx.filter_eval_shape(lambda model: model.populate(), own)
+    assert (own.config.weights.kind, populated.config) == ("own", KINDS["vanilla"])
+
+
 def test_a_field_of_other_sizes_than_the_config_is_refused():
     """Spectra would take its four heads of width 4 for two of width 8."""
     field = dataclasses.replace(TINY.field.build(TINY), heads=4, kv_heads=4, head_width=4)
@@ -249,6 +269,24 @@ def test_a_field_that_holds_an_array_is_refused(array):
 
     with pytest.raises(BadInput, match="field is Gated, which cannot be hashed .* belongs to the weights"):
         build(TINY, jax.random.key(0), field=Gated(**dataclasses.asdict(TINY.field.build(TINY)), gate=array))
+
+
+def test_weights_that_hold_anything_but_arrays_are_refused():
+    """A compiled call failed in JAX's own words, such as for the activation of Equinox's MLP."""
+
+    class Plain:
+        at, table = Wrapped.at, Wrapped.table
+
+    class Networked(Wrapped):
+        network: eqx.nn.MLP
+
+    network = lambda activation: eqx.nn.MLP(1, 1, 2, 1, activation, activation, key=jax.random.key(0))
+    source = abstract(TINY).weights
+    with pytest.raises(BadInput, match=r"weights is .*Plain object.*, but must be a PyTree of arrays"):
+        build(TINY, jax.random.key(0), weights=Plain())
+    with pytest.raises(BadInput, match=r"weights is Networked, whose network\.activation is .*, but all that it holds"):
+        build(TINY, jax.random.key(0), weights=Networked(source, network(jax.nn.relu)))
+    require_part("weights", Networked(source, network(jax.tree_util.Partial(jax.nn.relu))), WeightSource)
 
 
 def test_calls_outside_compiled_functions_are_compiled_once():

@@ -1,17 +1,19 @@
 """A model that the user builds is trained, resumed and opened as the library's own."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import pytest
 
 from diffeqformer.config import KnotsConfig, LoRAConfig
 from diffeqformer.errors import BadInput, Interrupted
-from diffeqformer.model.build import build, own_parts
+from diffeqformer.model.build import abstract, build, own_parts, settings_of_build
 from diffeqformer.model.count import count
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.ode.schemes import SCHEMES, LieTrotter
 from diffeqformer.progress import Silent
+from diffeqformer.runs import folder
 from diffeqformer.runs.finetune import finetune_config
 from diffeqformer.runs.lifting import lift_run
 from diffeqformer.runs.opening import load_run
@@ -38,7 +40,7 @@ def test_an_own_model_is_trained_resumed_and_opened(config, tmp_path, monkeypatc
     assert same_model(load_run(config.run, build=narrow).model, whole.model)
     assert whole.entry["parameters"]["stored"] == count(whole.model)
     assert whole.entry["parameters"]["trained"] == count(whole.model)
-    with pytest.raises(BadInput, match="does not fit this run: array model/weights"):
+    with pytest.raises(BadInput, match=r"parts that only Python can make \(hidden 24\)"):
         load_run(config.run)
 
 
@@ -103,3 +105,16 @@ def test_a_populated_model_and_one_of_its_config_are_trees_of_one_kind():
     populated = model_of(dataclasses.replace(TINY, horizon="steps")).populate(5)
     other = build(populated.config, jax.random.key(0))
     assert jax.tree.structure(populated) == jax.tree.structure(other)
+
+
+def test_a_build_that_changes_a_setting_is_needed_again(monkeypatch):
+    """The run was opened with the scheme of its config, whose arrays have the same shapes."""
+    wide = lambda config: dataclasses.replace(config, init_std=0.5)  # of no concern once the model is trained
+    model = abstract(TINY, lambda config, key: build(wide(config), key, scheme=SCHEMES["heun"]))
+    remembered = {"own": {}, "built": settings_of_build(TINY, model)}
+    monkeypatch.setattr(folder, "metadata_of", lambda run: remembered)
+    folder.require_own_parts(Path("run"), TINY, model)
+    with pytest.raises(BadInput, match=r"trained with parts that only Python can make \(scheme heun\)"):
+        folder.require_own_parts(Path("run"), TINY, abstract(TINY))
+    del remembered["built"]  # as in older checkpoints
+    folder.require_own_parts(Path("run"), TINY, model)

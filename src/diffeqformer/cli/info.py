@@ -56,7 +56,7 @@ def run(words: Sequence[str], as_json: bool) -> None:
     from diffeqformer.runs.folder import require_own_parts
 
     if run:
-        require_own_parts(run, abstract(config.model))
+        require_own_parts(run, config.model, abstract(config.model))
     cases, twin = {"this model": config}, vanilla_twin(config.model)
     if twin != config.model:
         cases["vanilla twin"] = dataclasses.replace(config, model=twin, depth=DepthConfig())  # a table has one depth

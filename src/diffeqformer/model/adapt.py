@@ -15,11 +15,11 @@ from diffeqformer.config import (
     LevelsConfig,
     LoRAConfig,
     ModelConfig,
-    OwnConfig,
     with_steps,
 )
 from diffeqformer.errors import BadInput
-from diffeqformer.model.build import abstract
+from diffeqformer.model.build import Build, abstract, own_parts
+from diffeqformer.model.build import build as usual_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights import AdaptableWeights
@@ -32,13 +32,19 @@ steps, or the same as before."""
 
 
 def adapted_config(
-    config: ModelConfig, steps: int, *, become: Become, lora: LoRAConfig | None, levels: tuple[int, ...] = ()
+    config: ModelConfig,
+    steps: int,
+    *,
+    become: Become,
+    lora: LoRAConfig | None,
+    levels: tuple[int, ...] = (),
+    build: Build = usual_build,
 ) -> ModelConfig:
     """Return the config for fine-tuning a trained model of `config` at `steps` steps.
 
     **Arguments:** `config`, the trained model's; `steps`, the new depth; `become`, what the weights become; `lora`, the
     adapters, if any; `levels`, the numbers of steps that get a table of their own if weights become `levels`, or
-    none for 1, 2, 4, ...
+    none for 1, 2, 4, ...; `build`, which makes the trained model, if it has parts of the user's own.
 
     **Raises:** `BadInput` if the trained model cannot run at `steps`, has no functions of depth to keep, or has
     functions of depth that cannot take adapters.
@@ -71,9 +77,9 @@ def adapted_config(
         same = dataclasses.replace(config, weights=own, modulation=modulation)
         # At its own number of steps, `with_steps` would drop the edges of unequal ones.
         return same if steps == config.steps else with_steps(same, steps)
-    populated = eqx.filter_eval_shape(lambda model: model.merge().populate(steps), abstract(config))
+    populated = eqx.filter_eval_shape(lambda model: model.merge().populate(steps), abstract(config, build))
     section = dataclasses.replace(populated.config.weights, lora=lora)
-    return dataclasses.replace(populated.config, weights=section)
+    return dataclasses.replace(populated.config, weights=section, field=config.field, scheme=config.scheme)
 
 
 def _freed_config(config: ModelConfig, steps: int, lora: LoRAConfig | None, levels: tuple[int, ...]) -> ModelConfig:
@@ -97,7 +103,9 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
 
     **Raises:** `BadInput` if the model does not fit `config`, in its shapes or in what it would compute.
     """
-    made = abstract(config)
+    # The user's own parts stay the model's, since no config can build them.
+    own = {name: getattr(model.config, name) for name in own_parts(model) if name != "weights"}
+    made = abstract(config, build_with(model))
     if isinstance(config.weights, LayerConfig):
         model = model.merge().populate(config.edges or config.steps)
     elif isinstance(config.weights, KnotsConfig | LevelsConfig):
@@ -116,8 +124,6 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
                 f"but must be {wanted.get(name, 'absent')}."
             )
     # The new config sets dropout, precision and what the backward pass keeps.
-    # The user's own parts stay the model's, since no config can build them.
-    own = {name: part for name in ("field", "scheme") if isinstance(part := getattr(model.config, name), OwnConfig)}
     if "scheme" not in own and made.scheme != model.scheme:
         raise BadInput(
             f"model.scheme is {config.scheme.kind!r}, but the model to start from is of {model.config.scheme.kind!r}, "
@@ -128,3 +134,8 @@ def adapt(model: Transformer, config: ModelConfig, key: Key[Array, ""]) -> Trans
         raise BadInput("model.weights differs from that of the model to start from in its basis, frequencies or nodes.")
     field = model.field if "field" in own else config.field.build(config)
     return model.replace(field=field, config=dataclasses.replace(config, **own))
+
+
+def build_with(model: Transformer) -> Build:
+    """Return the function that builds a model with the field and the scheme of `model` if they are the user's own."""
+    return partial(usual_build, **{name: getattr(model, name) for name in own_parts(model) if name != "weights"})

@@ -21,6 +21,7 @@ from diffeqformer.ode.schemes import SCHEMES, Reversible, Scheme
 from diffeqformer.ode.weights import WeightSource
 from diffeqformer.ode.weights.modulated import init_norm_changes
 from diffeqformer.plain import shown
+from diffeqformer.sharding import name_of_path
 
 Build = Callable[[ModelConfig, Array], Transformer]
 """A function that makes a new model from a config and a key."""
@@ -84,8 +85,9 @@ def build(
 def require_part(name: str, part: Any, kind: type) -> None:
     """Check that a part is an object with the methods of the protocol `kind`, and tells programs apart.
 
-    **Raises:** `BadInput` for any other object, naming what one of this kind has not, for a class, and for a field or
-    scheme that cannot be hashed: of the parts, weights alone are arrays, and trained.
+    **Raises:** `BadInput` for any other object, naming what one of this kind has not, for a class, for weights that
+    hold anything but arrays, and for a field or scheme that cannot be hashed: of the parts, weights alone are arrays,
+    and trained.
     """
     if isinstance(part, type) or not isinstance(part, kind):
         asked = [member for member in dir(kind) if not member.startswith("_")]
@@ -94,6 +96,15 @@ def require_part(name: str, part: Any, kind: type) -> None:
         what = f"; it has no {', '.join(lacking)}." if part_of_it else "."
         raise BadInput(f"{name} is {shown(part)}, but must be an object with the methods of {kind.__name__}{what}")
     if kind is WeightSource:
+        for path, leaf in jax.tree_util.tree_leaves_with_path(part):
+            if not (eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)):
+                where = name_of_path(path)
+                raise BadInput(
+                    f"weights is {type(part).__name__}, whose {where} is {shown(leaf)}, but all that it holds must be "
+                    "arrays: mark the rest with eqx.field(static=True), or make a function a jax.tree_util.Partial."
+                    if where
+                    else f"weights is {shown(part)}, but must be a PyTree of arrays, such as an Equinox module."
+                )
         return
     try:
         hash(part)
@@ -125,6 +136,20 @@ def own_parts(model: Transformer) -> dict[str, str]:
     """Return the names of the user's own objects in a model, by part, such as `{"weights": "mine.Polynomial"}`."""
     sections = {name: getattr(model.config, name) for name in ("weights", "field", "scheme")}
     return {name: section.name for name, section in sections.items() if isinstance(section, OwnConfig)}
+
+
+def settings_of_build(config: ModelConfig, model: Transformer) -> dict[str, str]:
+    """Return the settings that a user's `build` gave a model in place of those of `config`: `{"scheme": "heun"}`.
+
+    Left out are those that a trained model computes the same without.
+    """
+    names = {field.name for field in dataclasses.fields(config)} - {"init_std", "dropout", "gradient"}
+    settings = {name: getattr(model.config, name) for name in sorted(names)}
+    return {
+        name: str(made)
+        for name, made in settings.items()
+        if made != getattr(config, name) and not isinstance(made, OwnConfig)
+    }
 
 
 def require_no_own(config: ModelConfig) -> None:

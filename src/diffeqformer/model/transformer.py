@@ -101,7 +101,7 @@ class Transformer(eqx.Module):
 
         **Raises:** `BadInput` if the model has no `early_exits`, or if `numbers` is empty.
         """
-        if not self.early_exits or not numbers:
+        if not self.early_exits or not len(numbers):
             why = "none is named" if self.early_exits else "its first steps are not the model of fewer (early_exits)"
             raise BadInput(f"this model is asked for several numbers of steps from one pass, but {why}.")
         numbers = [self.grid(steps).steps for steps in numbers]
@@ -133,8 +133,8 @@ class Transformer(eqx.Module):
 
         Its output equals this model's at `steps` steps (paper section 6.2). **Raises:** `BadInput` if it cannot.
         """
-        grid = self.grid(steps)
-        if isinstance(self.weights, LayerWeights) and grid == self.grid() and self.config.tolerance is None:
+        grid, section = self.grid(steps), self.config.weights
+        if isinstance(self.weights, LayerWeights) and isinstance(section, LayerConfig) and grid == self.grid():
             return self
         weights = populated(self.weights, grid, self.scheme.nodes)
         config = with_steps(self.config, grid.steps)

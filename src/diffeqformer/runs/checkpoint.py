@@ -304,7 +304,7 @@ def _is_whole(manifest: Document) -> bool:
     metadata, arrays, files = (manifest.get(name) for name in ("metadata", "arrays", "files"))
     if not (isinstance(metadata, dict) and isinstance(arrays, dict) and isinstance(files, dict)):
         return False
-    inner = [*arrays.values(), *(metadata.get(name, {}) for name in ("config", "own", "recipe", "jax"))]
+    inner = [*arrays.values(), *(metadata.get(name, {}) for name in ("config", "own", "built", "recipe", "jax"))]
     return all(isinstance(one, dict) for one in inner) and isinstance(manifest.get("metric"), float | int | None)
 
 

@@ -22,7 +22,7 @@ from diffeqformer.config import (
 from diffeqformer.config.bounds import whole
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Missing
-from diffeqformer.model.adapt import Become, adapt, adapted_config
+from diffeqformer.model.adapt import Become, adapt, adapted_config, build_with
 from diffeqformer.model.build import Build, own_parts
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import shown
@@ -122,7 +122,9 @@ def finetune_config(
             f"--method and --train-embeddings: {', '.join(trained)}."
         )
     depth = usual_depth(base.config, method) if depth is None else depth
-    adapted = adapted_config(model, steps, become=BECOME[method], lora=lora, levels=depth.always)
+    adapted = adapted_config(
+        model, steps, become=BECOME[method], lora=lora, levels=depth.always, build=build_with(base.model)
+    )
     # What cannot be made from this base is refused here, not when training begins.
     eqx.filter_eval_shape(lambda known: adapt(known, adapted, jax.random.key(0)), base.model)
     return Config(

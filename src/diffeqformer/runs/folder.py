@@ -19,10 +19,10 @@ from typing import Literal
 from rich import filesize
 from tokenizers import Tokenizer
 
-from diffeqformer.config import Config, DataConfig, dump_yaml, read_yaml
+from diffeqformer.config import Config, DataConfig, ModelConfig, dump_yaml, read_yaml
 from diffeqformer.data.cache import TokenCache
 from diffeqformer.errors import BadInput, Damaged, named
-from diffeqformer.model.build import own_parts
+from diffeqformer.model.build import own_parts, settings_of_build
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.plain import Document, is_utf8, shown
 from diffeqformer.runs.checkpoint import Checkpoints
@@ -250,8 +250,9 @@ def origin_of(folder: Path) -> Origin | None:
     return metadata_of(folder).get("origin")
 
 
-def require_own_parts(folder: Path, model: Transformer) -> None:
-    """Check that `model`, or its shapes alone, has the user's own objects that the run was trained with.
+def require_own_parts(folder: Path, config: ModelConfig, model: Transformer) -> None:
+    """Check that `model`, or its shapes alone, has what the run's own `build` made: the user's objects, and settings
+    other than those of the run's `config`.
 
     **Raises:** `BadInput` naming those that are missing, or that the run does not have.
     """
@@ -266,6 +267,8 @@ def require_own_parts(folder: Path, model: Transformer) -> None:
                 f"run folder {str(folder)!r} was trained with the {part} {theirs[part]}, but `build` makes "
                 f"{here[part]}."
             )
+    if "built" in remembered:  # not in older checkpoints
+        theirs, here = theirs | remembered["built"], here | settings_of_build(config, model)
     only = lambda one, other: ", ".join(f"{part} {name}" for part, name in one.items() if part not in other)
     if missing := only(theirs, here):
         raise BadInput(

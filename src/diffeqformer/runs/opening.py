@@ -103,7 +103,7 @@ def load_run(
     config = run_folder.open_config(folder)
     checkpoints = Checkpoints(folder / run_folder.CHECKPOINTS)
     like = {"model": abstract(config.model, build or usual_build)}
-    run_folder.require_own_parts(folder, like["model"])
+    run_folder.require_own_parts(folder, config.model, like["model"])
     say = (progress or Silent()).say if which == "sound" else None
     restored = checkpoints.best(like) if which == "best" else checkpoints.latest(like, say)
     if restored is None:

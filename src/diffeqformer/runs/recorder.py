@@ -10,7 +10,7 @@ from diffeqformer.data.cache import TokenCache
 from diffeqformer.data.loader import EvaluationBatches
 from diffeqformer.errors import Diverged, Interrupted
 from diffeqformer.evaluation.perplexity import evaluate
-from diffeqformer.model.build import own_parts
+from diffeqformer.model.build import own_parts, settings_of_build
 from diffeqformer.progress import Progress
 from diffeqformer.report.text import counted_steps, join
 from diffeqformer.runs.background import Writer
@@ -216,7 +216,8 @@ class Recorder:
         self.resumed.best = min(self.resumed.best, math.inf if metric is None else metric)
         self.resumed.callbacks, self.resumed.names = self.recipe.memories(), list(map(name_of, self.recipe.callbacks))
         metadata = self.resumed.metadata(self.log.digest) | self.files
-        metadata |= {"own": own_parts(state.model), "recipe": self.recipe.own, "jax": jax_settings()}
+        metadata |= {"own": own_parts(state.model), "built": settings_of_build(self.config.model, state.model)}
+        metadata |= {"recipe": self.recipe.own, "jax": jax_settings()}
         self.writer.save(self.step, items_of(state, self.config), metadata, metric)
         for callback in self.recipe.callbacks:
             callback.saved(self.step)

@@ -101,7 +101,7 @@ class Beginning:
         require_same_recipe(folder.path, recipe.own)
         require_same_jax(folder)
         self.like: State = with_shardings(jax.eval_shape(self.fresh))
-        require_own_parts(folder.path, self.like.model)
+        require_own_parts(folder.path, config.model, self.like.model)
 
     @property
     def bytes(self) -> int:
