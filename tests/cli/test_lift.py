@@ -75,6 +75,24 @@ def test_layers_are_left_out_by_their_loss_on_a_text(call, place, tmp_path):
     assert fewer[2] == pytest.approx(own[2], rel=LOSS) and np.isfinite(fewer[1])
 
 
+def test_a_table_for_each_of_several_depths_is_fine_tuned_at_all_of_them(call, place, tmp_path):
+    (tmp_path / "text.txt").write_text(200 * " ".join(WORDS))
+    words = ("lift", place.run("layer"), "--to", tmp_path / "levels", "--weights", "levels", "--levels", 1, 4)
+    called = call(*words, "--data", tmp_path / "text.txt", "--json")
+    assert called.status == 0, called.err
+    found = json.loads(called.out)
+    assert found["difference"] == 0 and found["model"]["weights"]["levels"] == [1, 2, 4]
+    assert [row["steps"] for row in found["losses"]] == [1, 2]
+    own = losses(call("eval", place.run("layer"), "--json"))
+    at = losses(call("eval", tmp_path / "levels", "--steps", "1-4", "--json"))
+    assert at[2] == pytest.approx(own[2], rel=LOSS) and np.isfinite([*at.values()]).all()
+    recipe = ("--method", "continuous", "--depth.always", 1, 2, "--depths", 4, "--trainer.updates", 2)
+    tuned = call("finetune", tmp_path / "levels", "--to", tmp_path / "tuned", *recipe, "--json")
+    assert tuned.status == 0, tuned.err
+    run = load_run(tmp_path / "tuned")
+    assert run.config.model.weights.levels == (1, 2, 4) and run.config.trained_at == (1, 2, 4)
+
+
 @pytest.mark.slow  # tests/runs/test_drawn_depths.py and test_finetune.py have its parts
 def test_it_becomes_elastic_by_drawn_depths_and_its_own_teaching(call, place, lifted, tmp_path):
     words = ("finetune", lifted, "--method", "continuous", "--to", tmp_path / "tuned", "--depths", 2, 3)
@@ -159,7 +177,14 @@ def test_a_text_weighs_fewer_knots_and_compression_is_a_page(call, place, tmp_pa
         (("lifted",), "functions of depth already (knots): it runs at any number of steps as it is."),
         (("layer", "--knots", 2, "--weights", "time"), "--knots is 2, but only --weights knots reads it."),
         (("layer", "--d-emb", 8), "--d-emb is 8, but only --weights time reads it."),
-        (("layer", "--data", "x.txt"), "--data is 'x.txt', but only --weights layerdrop and fewer --knots"),
+        (("layer", "--data", "x.txt"), "--data is 'x.txt', but only --weights layerdrop, --levels below the model's"),
+        (("layer", "--levels", 4), "--levels is (4,), but only --weights levels reads it."),
+        (
+            ("layer", "--weights", "levels", "--levels", 4, 1),
+            "level 1 leaves out some of the model's 2 layers",
+        ),
+        (("layer", "--weights", "levels", "--data", "x.txt"), "data is 'x.txt', but only levels below the model's 2"),
+        (("layer", "--weights", "levels", "--align"), "a level's table has the model's layers as they are"),
         (("layer", "--weights", "time", "--d-emb", 1), "d_emb is 1, but must be at least 2, the number of layers"),
     ],
 )

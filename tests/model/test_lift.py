@@ -13,7 +13,7 @@ import pytest
 from diffeqformer.config import GPTConfig, KnotsConfig, LayerConfig, LayerDropConfig, LlamaConfig, LoRAConfig
 from diffeqformer.errors import BadInput
 from diffeqformer.model import lift as lifting
-from diffeqformer.model.lift import aligned, lift, table_of, table_of_whole_steps
+from diffeqformer.model.lift import aligned, left_out, levelled, lift, table_of, table_of_whole_steps
 from diffeqformer.ode.field import Block
 from diffeqformer.ode.lora import attach
 from diffeqformer.ode.weights.alignment import align
@@ -212,6 +212,31 @@ def test_what_cannot_be_lifted_is_refused(make, settings, sentence):
     with pytest.raises(BadInput) as refused:
         lift(make(), **settings, key=KEY)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["lie-trotter", "residual"])
+def test_levels_are_layers_left_out_whole_the_table_and_layers_in_parts(scheme):
+    model, ids, order = model_of(replace(VANILLA, scheme=scheme)), tokens(), (2, 0, 1)
+    made = levelled(model, (5, 2), order)
+    assert made.config.weights.levels == (2, 3, 5) and made.config.interval == 3
+    np.testing.assert_array_equal(logits(made.populate(3), ids), logits(model, ids))
+    dropped = left_out(model_of(replace(VANILLA, scheme="lie-trotter")), order)
+    np.testing.assert_allclose(logits(made, ids, 2), logits(dropped, ids, 2), atol=STATES)
+    # Without a table of their own, 5 steps divide the middle one of 3; with one, they are five equal steps.
+    alone = levelled(model, ())
+    assert not alone.grid(5).equal and made.grid(5).equal
+    np.testing.assert_allclose(logits(made, ids, 5), logits(alone, ids, 5), atol=STATES)
+    thirds = alone.weights.blocks.attention.output.weight[1]
+    np.testing.assert_allclose(made.weights.blocks.attention.output.weight[7], thirds * 5 / 9, rtol=1e-6)
+
+
+def test_levels_of_other_tables_are_refused():
+    with pytest.raises(BadInput, match=r"order is \[0, 1\], but must be that of all 3 layers, some of which level 2"):
+        levelled(model_of(VANILLA), (2,), (0, 1))
+    with pytest.raises(BadInput, match="unequal lengths, but a level has a table of equal steps"):
+        levelled(model_of(UNEQUAL), ())
+    with pytest.raises(BadInput, match="levels is 0, but must be at least 1"):
+        levelled(model_of(VANILLA), (0,), (0, 1, 2))
 
 
 def test_unequal_steps_cannot_be_left_out():

@@ -5,26 +5,37 @@ training); Chen et al. 2022, arXiv:2110.07143 (bert2BERT), Wang et al. 2023, arX
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
-from diffeqformer.config import KnotsConfig, LayerConfig, LayerDropConfig, OwnConfig, TimeConfig, validate_model
+from diffeqformer.config import (
+    KnotsConfig,
+    LayerConfig,
+    LayerDropConfig,
+    LevelsConfig,
+    OwnConfig,
+    TimeConfig,
+    validate_model,
+)
 from diffeqformer.config.bounds import whole
 from diffeqformer.errors import BadInput
 from diffeqformer.model.solving import with_scheme
 from diffeqformer.model.transformer import Transformer
 from diffeqformer.nn.keys import require_key
 from diffeqformer.ode.field import TransformerField
+from diffeqformer.ode.grid import divided_edges
 from diffeqformer.ode.schemes import Residual
 from diffeqformer.ode.weights import LayerWeights
 from diffeqformer.ode.weights.alignment import align
 from diffeqformer.ode.weights.knots import PLACES
 from diffeqformer.ode.weights.layer_drop import LayerDropWeights
+from diffeqformer.ode.weights.levels import LevelWeights
 from diffeqformer.ode.weights.lifting import fit_knots, fit_time
 from diffeqformer.plain import shown
 
@@ -47,8 +58,10 @@ class Lifted:
     """Condition number of the linear system that gave the weights."""
     difference: float
     """Largest difference of a logit at the table's own depth, relative to the largest logit (at least to 1)."""
-    losses: dict[int, float] | None = None
+    losses: dict[int, float] = field(default_factory=dict)
     """If layers are left out: loss by number of layers kept, in nats per token of the text that decided their order."""
+    order: tuple[int, ...] = ()
+    """If layers are left out: all layers, of which N steps keep the first N."""
 
 
 def lift(
@@ -153,6 +166,53 @@ def left_out(model: Transformer, order: Sequence[int] = ()) -> Transformer:
     config = replace(m, weights=LayerDropConfig(m.steps, nested=bool(order), order=tuple(order)))
     kept = LayerDropWeights(weights.layers, tuple(order))
     return with_scheme(model.replace(weights=kept, config=config), "residual")
+
+
+def levelled(model: Transformer, levels: Sequence[int], order: Sequence[int] = ()) -> Transformer:
+    """Give several numbers of steps a table each, made of a table of L layers; at L steps the model stays the same.
+
+    A table of N < L steps has the layers `order[:N]`, whole. One of N > L steps has all, those in the middle in two or
+    more parts (`ode.grid.divided_edges`). Each of N equal steps is of length horizon / N: the outputs of a row that is
+    a share s of layer l, of length horizon / L, are scaled,
+
+        (O, b)_N = s (N / L) (O_l, b_l),
+
+    in both halves, so that the step adds s times what the layer adds.
+
+    **Arguments:** `model`, a table; `levels`, numbers of steps, of which L is one whether named or not; `order` of
+    layers (`analysis.leaving_out.kept_order`), which levels below L need.
+
+    **Raises:** `BadInput` if the model is not a table of equal steps with one row each, if its field is your own and
+    outputs would have to be scaled, or if a level below L has no order.
+    """
+    layers, depth = table_of(model).layers, model.config.steps
+    model = _as_flow(model)
+    if not model.grid().equal:
+        raise BadInput("this model's steps are of unequal lengths, but a level has a table of equal steps.")
+    levels = tuple(sorted({depth, *(whole("levels", level, 1) for level in levels)}))
+    if levels[0] < depth and sorted(order) != [*range(depth)]:
+        raise BadInput(
+            f"order is {shown([*order])}, but must be that of all {depth} layers, some of which level {levels[0]} "
+            "leaves out."
+        )
+    if len(levels) > 1 and isinstance(model.config.field, OwnConfig):
+        raise BadInput("a field of your own may not be linear in its outputs, which other levels scale.")
+    config = replace(model.config, weights=LevelsConfig(levels), horizon=model.config.interval)
+    validate_model(config)
+    rows, scales = [], []
+    for steps in levels:
+        edges = np.asarray(divided_edges(steps, (depth,)))
+        middles = (edges[:-1] + edges[1:]) / 2
+        rows += sorted(order[:steps]) if steps < depth else np.floor(middles * depth).astype(int).tolist()
+        scales += [steps / depth] * steps if steps < depth else (np.diff(edges) * steps).tolist()
+    blocks = jax.tree.map(lambda leaf: leaf[np.asarray(rows)], layers)
+
+    def scaled(leaf: Array) -> Array:
+        return leaf * jnp.asarray(scales, leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+
+    outputs = lambda blocks: (blocks.attention.output, blocks.feed_forward.down)
+    blocks = eqx.tree_at(outputs, blocks, replace_fn=lambda linear: jax.tree.map(scaled, linear))
+    return model.replace(weights=LevelWeights(blocks, levels), config=config)
 
 
 def table_of_whole_steps(model: Transformer) -> LayerWeights:

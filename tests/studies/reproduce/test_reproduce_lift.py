@@ -59,7 +59,8 @@ def test_what_is_fine_tuned_at_one_depth_begins_with_layers_in_order():
     assert runs["stacked-8"].rows == (0, 1, 2, 3, 4, 5, 0, 1)
     assert all(runs[f"alone-{depth}"].rows is None for depth in (3, 4, 8, 12))
     assert runs["layerdrop"].depths == runs["kept"].depths == (3, 4, 6)
-    assert next(iter(runs)) == "dedicated-6" and len(runs) == 18
+    assert runs["levels"].depths == (3, 4, 6, 8, 12)
+    assert next(iter(runs)) == "dedicated-6" and len(runs) == 19
 
 
 def test_selected_layers_do_what_they_did():
@@ -109,16 +110,16 @@ def test_the_command_trains_compares_and_is_kept(tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text("the cat sees the river and the stars.\n" * 200)
     arguments = Arguments(
         to=str(tmp_path / "lift"), pretraining=4, finetuning=2, data=(str(tmp_path / "text.txt"),),
-        cache=str(tmp_path / "cache"), rivals=("stacked", "layerdrop"),
+        cache=str(tmp_path / "cache"), rivals=("stacked", "layerdrop", "levels"),
     )  # fmt: skip
     waiting = study(replace(arguments, list=True), Silent())
-    assert waiting.findings == ("0 of 9 runs are finished.",)
+    assert waiting.findings == ("0 of 10 runs are finished.",)
     result = study(arguments, Silent())
-    assert study(replace(arguments, list=True), Silent()).findings == ("9 of 9 runs are finished.",)
+    assert study(replace(arguments, list=True), Silent()).findings == ("10 of 10 runs are finished.",)
     kinds = {row["kind"] for row in result.document}
     assert (
-        kinds == {"dedicated", "lifted", "elastic", "stacked", "layerdrop"}
-        and len(result.document) == 5 + 5 + 5 + 2 + 3
+        kinds == {"dedicated", "lifted", "elastic", "stacked", "layerdrop", "levels"}
+        and len(result.document) == 5 + 5 + 5 + 2 + 3 + 5
     )
     at = {(row["kind"], row["steps"]): row["loss"] for row in result.document}
     assert at["lifted", 6] == pytest.approx(at["dedicated", 6], abs=1e-5)

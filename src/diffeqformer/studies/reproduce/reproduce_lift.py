@@ -3,8 +3,8 @@
 A GPT or a Llama of L layers is pretrained, lifted to knots, and fine-tuned once at five drawn depths with itself as the
 frozen teacher. It is compared with a model of each depth with the whole budget, and, with the same few tokens each,
 with models of one depth that begin from the pretrained layers: some left out, each repeated, the whole stacked, or
-those of the lifted model; and with two that go on with layers left out, at random and by how little the loss needs
-them.
+those of the lifted model; with two that go on with layers left out, at random and by how little the loss needs them;
+and with a table for each depth, all trained in every update.
 """
 
 import math
@@ -35,7 +35,7 @@ DISTILL = 0.5
 """The teacher's share of the loss in fine-tuning at several depths."""
 RATE = 0.3
 """Learning rate of fine-tuning, as a fraction of pretraining's peak; not tuned."""
-Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop", "kept"]
+Rival = Literal["alone", "dropped", "repeated", "stacked", "layerdrop", "kept", "levels"]
 NAMES = {
     "dedicated": "a model of that depth, whole budget",
     "lifted": "lifted, as it is",
@@ -46,6 +46,7 @@ NAMES = {
     "stacked": "layers stacked, fine-tuned",
     "layerdrop": "layers left out at random, fine-tuned once at all depths",
     "kept": "layers left out by their loss, fine-tuned once at all depths",
+    "levels": "a table for each depth, fine-tuned together, each on all tokens",
 }
 """The kinds of records, in order, and their names in words."""
 
@@ -71,8 +72,8 @@ class Arguments:
     """Updates of pretraining, 2,048 tokens each."""
     finetuning: int = setting(250, least=1, most=INT32)
     """Updates of each fine-tuning."""
-    rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop", "kept")
-    """Other models to fine-tune, at one depth each except the last two."""
+    rivals: tuple[Rival, ...] = ("alone", "dropped", "repeated", "stacked", "layerdrop", "kept", "levels")
+    """Other models to fine-tune, at one depth each except the last three."""
     list: bool = False
     """Train nothing: list the runs, those that are finished, and how long the rest takes."""
     data: Files = ()
@@ -145,6 +146,8 @@ def planned(arguments: Arguments) -> Iterator[Planned]:
     yield Planned("elastic", arguments.depths)
     fewer = tuple(depth for depth in arguments.depths if depth <= layers)
     yield from (Planned(kind, fewer) for kind in ("layerdrop", "kept") if kind in rivals)
+    if "levels" in rivals:
+        yield Planned("levels", arguments.depths)
     for depth in others:
         # For each new step, the layer that applies at its middle.
         spread = tuple(int((2 * row + 1) * layers / (2 * depth)) for row in range(depth))
@@ -182,7 +185,7 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
     from diffeqformer.data.cache import prepare
     from diffeqformer.model.lift import left_out, of_rows
     from diffeqformer.runs.finetune import finetune_config
-    from diffeqformer.runs.lifting import lift_run, require_made_of, without_layers, write_derived
+    from diffeqformer.runs.lifting import lift_run, require_made_of, with_levels, without_layers, write_derived
     from diffeqformer.runs.opening import load_run
 
     vanilla = _vanilla(arguments, arguments.pretraining, seed)
@@ -194,15 +197,17 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
         """Open the run to fine-tune from, made from the pretrained run if it does not exist."""
         from diffeqformer.runs.folder import CONFIG
 
-        name = f"from-{run.name}" if run.rows or run.kind in ("layerdrop", "kept") else "lifted"
+        name = f"from-{run.name}" if run.rows or run.kind in ("layerdrop", "kept", "levels") else "lifted"
         if (folder / name / CONFIG).is_file():
             require_made_of(folder / name, original())
             return load_run(folder / name)
         if name == "lifted":
             return lift_run(original(), folder / name, align=True, progress=progress)[0]
-        model = original().model
+        model, tokens = original().model, lambda: prepare(vanilla.data, progress).train
         if run.kind == "kept":
-            made = without_layers(model, prepare(vanilla.data, progress).train, progress).model
+            made = without_layers(model, tokens(), progress).model
+        elif run.kind == "levels":
+            made = with_levels(model, run.depths, tokens(), progress).model
         else:
             made = of_rows(model, run.rows) if run.rows else left_out(model)
         return write_derived(original(), folder / name, made)
@@ -213,8 +218,12 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
             yield _dedicated(arguments, run, seed, folder), role
             continue
         elastic = DepthConfig(run.depths, together="rows", distill=DISTILL, teacher="base")
-        # The jitter draws which layers are left out.
-        depth = {"elastic": elastic, "kept": elastic, "layerdrop": replace(elastic, jitter=1.0)}.get(run.kind)
+        depth = {
+            "elastic": elastic,
+            "kept": elastic,
+            "layerdrop": replace(elastic, jitter=1.0),  # which layers are left out
+            "levels": DepthConfig(run.depths[-1:], always=run.depths[:-1]),
+        }.get(run.kind)
         method = {"method": "continuous", "depth": depth} if depth else {"method": "full", "steps": run.depths[0]}
         yield finetune_config(base_of(run), to, optimizer=optimizer, trainer=trainer, **method), role  # pyright: ignore
 
