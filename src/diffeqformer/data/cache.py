@@ -120,7 +120,8 @@ def cached_by_content(config: DataConfig, content: str | None, progress: Progres
         with suppress(OSError, Damaged):
             meta = read_sealed(path)
             files, corpus = meta.get("files"), meta.get("corpus")  # of caches packed before it was kept: `None`
-            if content in map(json_digest, (files, [files, corpus])) and _damage(path.parent, progress) is None:
+            digests = json_digest(files), json_digest([files, corpus])
+            if content in digests and _damage(path.parent, progress) is None:
                 return _open(path.parent)
     return None
 
