@@ -183,15 +183,17 @@ def _known(arguments: Arguments, run: Planned, seed: int) -> Values:
 def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> Iterator[tuple[Config, Document]]:
     """Yield the config of each run, and its role; those of fine-tuning open the pretrained run, trained by then."""
     from diffeqformer.data.cache import prepare
-    from diffeqformer.model.lift import left_out, of_rows
+    from diffeqformer.model.lift import left_out, levelled, of_rows
     from diffeqformer.runs.finetune import finetune_config
-    from diffeqformer.runs.lifting import lift_run, require_made_of, with_levels, without_layers, write_derived
+    from diffeqformer.runs.lifting import lift_run, require_made_of, without_layers, write_derived
     from diffeqformer.runs.opening import load_run
 
     vanilla = _vanilla(arguments, arguments.pretraining, seed)
     optimizer = replace(vanilla.optimizer, learning_rate=RATE * vanilla.optimizer.learning_rate)
     trainer = _vanilla(arguments, arguments.finetuning, seed).trainer
     original = cache(lambda: load_run(folder / f"dedicated-{arguments.layers}", progress=progress))
+    # The order of layers, which takes L (L + 1) / 2 passes, serves two runs.
+    kept = cache(lambda: without_layers(original().model, prepare(vanilla.data, progress).train, progress))
 
     def base_of(run: Planned) -> "Run":
         """Open the run to fine-tune from, made from the pretrained run if it does not exist."""
@@ -203,11 +205,11 @@ def _runs(arguments: Arguments, seed: int, folder: Path, progress: Progress) -> 
             return load_run(folder / name)
         if name == "lifted":
             return lift_run(original(), folder / name, align=True, progress=progress)[0]
-        model, tokens = original().model, lambda: prepare(vanilla.data, progress).train
+        model = original().model
         if run.kind == "kept":
-            made = without_layers(model, tokens(), progress).model
+            made = kept().model
         elif run.kind == "levels":
-            made = with_levels(model, run.depths, tokens(), progress).model
+            made = levelled(model, run.depths, kept().order)
         else:
             made = of_rows(model, run.rows) if run.rows else left_out(model)
         return write_derived(original(), folder / name, made)
